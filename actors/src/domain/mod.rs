@@ -1,0 +1,16 @@
+//! The pure part of the protocol: identities, job definitions, retry rules and the lease state machine.
+//!
+//! Nothing here does I/O, reads a clock or knows actix; everything is a value and can be tested with a table.
+
+pub mod definition;
+pub mod ids;
+pub mod job;
+
+pub use definition::{
+    ContainerSpec, HeartbeatSpec, InvalidDefinition, JobDefinition, NewJob, PullPolicy, RetryPolicy,
+};
+pub use ids::{
+    CommandId, ContainerId, Epoch, InvalidId, JobId, LeaseToken, Namespace, NodeId, ProcessId, Route,
+    WorkerId,
+};
+pub use job::{Failure, FailureKind, JobKind, JobState};

@@ -1,0 +1,1 @@
+//! `leasehold bench`: measures the lease cycle against any database.

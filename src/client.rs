@@ -1,0 +1,1 @@
+//! What an embedding program submits with.

@@ -1,0 +1,1 @@
+//! `leasehold dev`: all parts in one process on a private PostgreSQL cluster.

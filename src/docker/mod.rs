@@ -1,0 +1,1 @@
+//! The engine adapter on bollard.

@@ -1,0 +1,21 @@
+//! Leasehold: durable job leases and an execution-aware worker fleet on PostgreSQL and Docker.
+//!
+//! The protocol itself (domain, ports, actors) is the crate `leasehold-actors`, re-exported as [`protocol`].
+//! This crate brings the adapters and the faces: [`postgres`], [`docker`], [`workload`], [`cli`], and the
+//! embedding API [`Worker`](worker::Worker) and [`Client`](client::Client).
+
+pub mod bench;
+pub mod cli;
+pub mod client;
+pub mod config;
+pub mod dev;
+pub mod docker;
+pub mod node_agent;
+pub mod postgres;
+pub mod submission;
+pub mod telemetry;
+pub mod wiring;
+pub mod worker;
+pub mod workload;
+
+pub use leasehold_actors as protocol;

@@ -1,0 +1,3 @@
+//! The `leasehold` binary; see [`leasehold::cli`].
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! `leasehold node`: registers a Docker engine as a runtime node and keeps it fresh.

@@ -1,0 +1,1 @@
+//! Checks what a submitter asks for, before anything is written.

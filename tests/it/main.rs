@@ -1,0 +1,9 @@
+//! The integration tests: one binary, so that two cores link once. See `tests/README.md`.
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+#![allow(missing_docs, unreachable_pub, reason = "a test binary has no readers but its authors")]
+
+mod cli;
+mod docker;
+mod postgres;
+mod scenarios;
+mod support;
