@@ -1,1 +1,6 @@
-//! What runs inside the worker process: HEARTBEAT and HANDLER.
+//! What runs inside the worker process under a lease: HEARTBEAT probes and HANDLER functions.
+//!
+//! [`handler`] holds the embedding API; [`heartbeat`] the probe; [`egress`] decides which addresses a probe may
+//! contact. Containers are not run here but by the actor of their runtime node.
+
+pub mod handler;
