@@ -1,1 +1,3 @@
 //! Integration tests: support.
+
+pub mod services;
