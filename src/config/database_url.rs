@@ -1,0 +1,49 @@
+//! The database's address: whether it can be understood, and how it is shown. The password never leaves here.
+
+use std::str::FromStr;
+
+use tokio_postgres::config::{Host, SslMode};
+
+/// Says why an address cannot be understood, without repeating any of it.
+pub(super) fn check(url: &str) -> Result<(), String> {
+    let config = tokio_postgres::Config::from_str(url)
+        .map_err(|_| "is no database address; a password with @ : / or % must be percent-encoded in a URL")?;
+    if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+        return Err("names no host".to_owned());
+    }
+    Ok(())
+}
+
+/// The address without its password, for people: `host=… port=… user=… password=*** dbname=…`.
+#[must_use]
+pub fn masked(url: &str) -> String {
+    let Ok(config) = tokio_postgres::Config::from_str(url) else { return "***".to_owned() };
+    let mut parts = Vec::new();
+    for host in config.get_hosts() {
+        parts.push(match host {
+            Host::Tcp(name) => format!("host={name}"),
+            Host::Unix(path) => format!("host={}", path.display()),
+        });
+    }
+    for address in config.get_hostaddrs() {
+        parts.push(format!("hostaddr={address}"));
+    }
+    for port in config.get_ports() {
+        parts.push(format!("port={port}"));
+    }
+    if let Some(user) = config.get_user() {
+        parts.push(format!("user={user}"));
+    }
+    if config.get_password().is_some() {
+        parts.push("password=***".to_owned());
+    }
+    if let Some(name) = config.get_dbname() {
+        parts.push(format!("dbname={name}"));
+    }
+    match config.get_ssl_mode() {
+        SslMode::Disable => parts.push("sslmode=disable".to_owned()),
+        SslMode::Require => parts.push("sslmode=require".to_owned()),
+        _ => {}
+    }
+    parts.join(" ")
+}
