@@ -3,4 +3,7 @@
 pub mod domain;
 pub mod error;
 pub mod ports;
+pub mod runtime_node_actor;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod work;

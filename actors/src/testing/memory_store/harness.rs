@@ -1,0 +1,203 @@
+//! The memory store under the conformance suite.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use chrono::TimeDelta;
+
+use super::{
+    MemoryStore,
+    world::{Lease, Place},
+};
+use crate::{
+    domain::{Epoch, JobId, Namespace, NewJob, NodeId},
+    ports::LeaseStore,
+    testing::harness::{
+        CancelAnswer, HistoryView, JobView, StoreHarness, StoredLog, TestNode, TestWorkflow, WorkflowChange,
+        WorkflowState,
+    },
+};
+
+impl MemoryStore {
+    /// Asks for a job to be cancelled.
+    #[must_use]
+    pub fn cancel(&self, namespace: &Namespace, job: JobId, grace: Duration) -> CancelAnswer {
+        self.world().request_cancel(namespace, job, grace)
+    }
+
+    /// One job as it stands; none when there is none in this namespace.
+    #[must_use]
+    pub fn view(&self, namespace: &Namespace, job: JobId) -> Option<JobView> {
+        let world = self.world();
+        let row = world.rows.get(&job).filter(|row| row.namespace == *namespace)?;
+        let submission = world.jobs.get(&job)?;
+        let mut view = JobView {
+            state: row.state(),
+            generation: row.generation,
+            dispatch_attempt: row.dispatch_attempt,
+            attempt: row.attempt,
+            epoch: row.epoch,
+            failures: row.failures,
+            due_at: None,
+            blocked_by: None,
+            lease_expires_at: None,
+            renewals: 0,
+            cancel_requested: false,
+            node: None,
+            container: None,
+            route: (row.route.name.clone(), row.route.task.clone()),
+            payload_revision: submission.payload_revision,
+            exit_code: None,
+            failure_code: None,
+            output: None,
+        };
+        match &row.place {
+            Place::Waiting(waiting) => {
+                view.due_at = waiting.due_at;
+                view.blocked_by = waiting.blocked_by;
+            }
+            Place::Ready(ready) => view.due_at = Some(ready.due_at),
+            Place::Leased(lease) => {
+                view.lease_expires_at = Some(lease.expires_at);
+                view.renewals = lease.renewals;
+                view.cancel_requested = lease.cancel_requested;
+                view.node = lease.placement.as_ref().map(|placement| placement.node.clone());
+                view.container.clone_from(&lease.container);
+            }
+            Place::Ended(ended) => {
+                view.exit_code = ended.exit_code;
+                view.failure_code = ended.failure.as_ref().map(|failure| failure.code.clone());
+                view.output.clone_from(&ended.output);
+            }
+        }
+        Some(view)
+    }
+
+    /// The stored output of a job, in the order in which it was stored.
+    #[must_use]
+    pub fn stored_logs(&self, job: JobId) -> Vec<StoredLog> {
+        let world = self.world();
+        let of_job = world.logs.iter().filter(|(id, ..)| *id == job);
+        of_job
+            .map(|(_, epoch, stream, first_byte, data)| StoredLog {
+                epoch: *epoch,
+                stream: *stream,
+                first_byte: *first_byte,
+                data: data.clone(),
+            })
+            .collect()
+    }
+
+    /// The last progress note of a job.
+    #[must_use]
+    pub fn progress(&self, job: JobId) -> Option<String> {
+        self.world().progress.get(&job).cloned()
+    }
+
+    /// Ends the time of a RUNNING job's lease.
+    pub fn expire_lease(&self, job: JobId) {
+        let past = self.world().now() - TimeDelta::milliseconds(1);
+        self.change_lease(job, |lease| lease.expires_at = past);
+    }
+
+    fn change_lease(&self, job: JobId, change: impl FnOnce(&mut Lease)) {
+        let mut world = self.world();
+        let lease = world.rows.get_mut(&job).and_then(|row| row.lease_mut());
+        change(lease.expect("the test names a RUNNING job"));
+    }
+}
+
+#[async_trait]
+impl StoreHarness for MemoryStore {
+    fn store(&self) -> Arc<dyn LeaseStore> {
+        self.port()
+    }
+
+    async fn submit(&self, job: &NewJob) -> JobId {
+        self.submit_job(job).expect("the test submits a valid job").job
+    }
+
+    async fn define_workflow(&self, workflow: &TestWorkflow) {
+        self.world().define_workflow(workflow);
+    }
+
+    async fn change_workflow(&self, namespace: &Namespace, name: &str, change: WorkflowChange) {
+        self.world().change_workflow(namespace, name, change);
+    }
+
+    async fn force_workflow(&self, namespace: &Namespace, name: &str, generation: i64, state: WorkflowState) {
+        let mut world = self.world();
+        let key = (namespace.clone(), name.to_owned());
+        let workflow = world.workflows.get_mut(&key).expect("the test defined the workflow");
+        workflow.generation = generation;
+        workflow.state = state;
+    }
+
+    async fn request_cancel(&self, namespace: &Namespace, job: JobId, grace: Duration) -> CancelAnswer {
+        self.cancel(namespace, job, grace)
+    }
+
+    async fn register_node(&self, node: &TestNode) {
+        self.world().register_node(node);
+    }
+
+    async fn silence_node(&self, namespace: &Namespace, node: &NodeId) {
+        let mut world = self.world();
+        let key = (namespace.clone(), node.clone());
+        world.nodes.get_mut(&key).expect("the test registered the node").fresh = false;
+    }
+
+    async fn drain_node(&self, namespace: &Namespace, node: &NodeId) {
+        let mut world = self.world();
+        let key = (namespace.clone(), node.clone());
+        world.nodes.get_mut(&key).expect("the test registered the node").ready = false;
+    }
+
+    async fn expire(&self, job: JobId) {
+        self.expire_lease(job);
+    }
+
+    async fn make_due(&self, job: JobId) {
+        let mut world = self.world();
+        let now = world.now();
+        match world.rows.get_mut(&job).map(|row| &mut row.place) {
+            Some(Place::Waiting(waiting)) => waiting.due_at = Some(now),
+            other => panic!("the test makes {job} due, which is no PENDING job: {other:?}"),
+        }
+    }
+
+    async fn pass_cancel_deadline(&self, job: JobId) {
+        let past = self.world().now() - TimeDelta::milliseconds(1);
+        self.change_lease(job, |lease| lease.cancel_deadline = Some(past));
+    }
+
+    async fn pass_run_deadline(&self, job: JobId) {
+        let past = self.world().now() - TimeDelta::milliseconds(1);
+        self.change_lease(job, |lease| lease.run_deadline = Some(past));
+    }
+
+    async fn job(&self, namespace: &Namespace, job: JobId) -> Option<JobView> {
+        self.view(namespace, job)
+    }
+
+    async fn history(&self, job: JobId) -> Vec<HistoryView> {
+        let world = self.world();
+        let range = (job, Epoch(i64::MIN))..=(job, Epoch(i64::MAX));
+        world.history.range(range).map(|(_, past)| past.view.clone()).collect()
+    }
+
+    async fn logs(&self, job: JobId) -> Vec<StoredLog> {
+        self.stored_logs(job)
+    }
+
+    async fn node_slots(&self, namespace: &Namespace, node: &NodeId) -> Vec<(i32, JobId)> {
+        self.world().slots_of(namespace, node)
+    }
+
+    async fn workflow_slots(&self, namespace: &Namespace, name: &str) -> Vec<(i32, JobId)> {
+        let world = self.world();
+        let of_workflow =
+            world.workflow_slots.iter().filter(|((ns, wf, _), _)| ns == namespace && wf == name);
+        of_workflow.map(|((_, _, slot), job)| (*slot, *job)).collect()
+    }
+}

@@ -1,0 +1,106 @@
+//! Workflows and nodes: what a person or a node agent does to them.
+
+use std::sync::Arc;
+
+use super::{
+    end::{superseded_failure, terminal},
+    world::{Node, Overlap, Place, Ready, Workflow, World, millis},
+};
+use crate::{
+    domain::{JobId, JobState, Namespace},
+    testing::harness::{TestNode, TestWorkflow, WorkflowChange, WorkflowState},
+};
+
+impl World {
+    pub(super) fn define_workflow(&mut self, workflow: &TestWorkflow) {
+        let key = (workflow.namespace.clone(), workflow.name.clone());
+        let defined = Workflow {
+            generation: 1,
+            state: WorkflowState::Active,
+            route: workflow.definition.route(),
+            definition: Arc::from(workflow.definition.to_json()),
+            overlap: Overlap {
+                limit: if workflow.overlap_serial { Some(1) } else { workflow.overlap_limit },
+                serial: workflow.overlap_serial,
+            },
+            timeout: millis(workflow.timeout_ms),
+            retry: workflow.retry,
+        };
+        assert!(self.workflows.insert(key, defined).is_none(), "a test defines a workflow once");
+    }
+
+    pub(super) fn change_workflow(&mut self, namespace: &Namespace, name: &str, change: WorkflowChange) {
+        let key = (namespace.clone(), name.to_owned());
+        let workflow = self.workflows.get_mut(&key).expect("the test defined the workflow");
+        match change {
+            WorkflowChange::Resume => {
+                workflow.state = WorkflowState::Active;
+                let generation = workflow.generation;
+                self.let_go(namespace, name, generation);
+                return;
+            }
+            WorkflowChange::Edit => {}
+            WorkflowChange::Pause => workflow.state = WorkflowState::Paused,
+            WorkflowChange::Terminate => workflow.state = WorkflowState::Terminated,
+        }
+        workflow.generation += 1;
+        let generation = workflow.generation;
+        self.supersede(namespace, name, generation);
+    }
+
+    /// Ends what waits under an older generation; what runs is left alone.
+    fn supersede(&mut self, namespace: &Namespace, name: &str, generation: i64) {
+        let stale: Vec<JobId> = self
+            .rows
+            .iter()
+            .filter(|(_, row)| row.namespace == *namespace && row.workflow == name)
+            .filter(|(_, row)| row.generation < generation)
+            .filter(|(_, row)| matches!(row.place, Place::Waiting(_) | Place::Ready(_)))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in stale {
+            if let Some(row) = self.rows.get_mut(&id) {
+                row.place = terminal(JobState::Canceled, None, Some(superseded_failure()), None);
+            }
+            self.wake_blocked(id);
+        }
+    }
+
+    /// Gives the jobs that a pause held the present generation and their own time back.
+    fn let_go(&mut self, namespace: &Namespace, name: &str, generation: i64) {
+        let now = self.now();
+        for row in self.rows.values_mut() {
+            if row.namespace != *namespace || row.workflow != name {
+                continue;
+            }
+            if let Place::Waiting(waiting) = &mut row.place
+                && let Some(due_at) = waiting.held_due_at.take()
+            {
+                row.generation = generation;
+                waiting.due_at = Some(due_at);
+                if due_at <= now {
+                    row.dispatch_attempt += 1;
+                    row.place = Place::Ready(Ready { due_at, keep_attempt: waiting.keep_attempt });
+                }
+            }
+        }
+    }
+
+    pub(super) fn register_node(&mut self, node: &TestNode) {
+        let key = (node.namespace.clone(), node.node.clone());
+        let incarnation = match self.nodes.get(&key) {
+            Some(old) if old.endpoint == node.endpoint && old.engine_id == node.engine_id => old.incarnation,
+            Some(old) => old.incarnation + 1,
+            None => 1,
+        };
+        let registered = Node {
+            endpoint: node.endpoint.clone(),
+            engine_id: node.engine_id.clone(),
+            incarnation,
+            ready: true,
+            fresh: true,
+            max_concurrency: node.max_concurrency,
+        };
+        self.nodes.insert(key, registered);
+    }
+}

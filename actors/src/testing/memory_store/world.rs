@@ -1,0 +1,265 @@
+//! What there is: workflows, nodes, jobs and the one row of each job, as the tables of the database hold them.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use chrono::{DateTime, TimeDelta, TimeZone, Utc};
+use tokio::time::Instant;
+
+use crate::{
+    domain::{
+        CommandId, ContainerId, Epoch, Failure, JobId, JobKind, JobState, LeaseToken, Namespace, NodeId,
+        RetryPolicy, Route,
+    },
+    ports::{Authority, Claimant, LogStream, Placement},
+    testing::harness::{HistoryView, WorkflowState},
+};
+
+/// The name of the workflow of every ad-hoc run; it has no row of its own.
+pub(super) const AD_HOC: &str = "adhoc";
+
+/// The next look at a job that the overlap policy holds back.
+pub(super) const BLOCKED_LOOK: Duration = Duration::from_secs(5);
+
+/// Everything, under one lock: each transition is atomic.
+#[derive(Debug)]
+pub(super) struct World {
+    origin: Instant,
+    pub(super) cluster_generation: i64,
+    pub(super) last_job: i64,
+    pub(super) jobs: BTreeMap<JobId, Submission>,
+    pub(super) rows: BTreeMap<JobId, Row>,
+    pub(super) keys: HashMap<(Namespace, String), (String, JobId)>,
+    pub(super) workflows: HashMap<(Namespace, String), Workflow>,
+    pub(super) workflow_slots: BTreeMap<(Namespace, String, i32), JobId>,
+    pub(super) nodes: BTreeMap<(Namespace, NodeId), Node>,
+    pub(super) node_slots: BTreeMap<(Namespace, NodeId, i32), JobId>,
+    pub(super) history: BTreeMap<(JobId, Epoch), PastLease>,
+    pub(super) commands: HashMap<CommandId, Command>,
+    pub(super) logs: Vec<(JobId, Epoch, LogStream, u64, Bytes)>,
+    pub(super) progress: HashMap<JobId, String>,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self {
+            origin: Instant::now(),
+            cluster_generation: 0,
+            last_job: 0,
+            jobs: BTreeMap::new(),
+            rows: BTreeMap::new(),
+            keys: HashMap::new(),
+            workflows: HashMap::new(),
+            workflow_slots: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            node_slots: BTreeMap::new(),
+            history: BTreeMap::new(),
+            commands: HashMap::new(),
+            logs: Vec::new(),
+            progress: HashMap::new(),
+        }
+    }
+}
+
+/// What submission said (table `jobs`).
+#[derive(Debug, Clone)]
+pub(super) struct Submission {
+    pub(super) definition: Arc<str>,
+    pub(super) payload: Arc<str>,
+    pub(super) payload_revision: i64,
+    pub(super) timeout: Option<Duration>,
+    pub(super) retry: RetryPolicy,
+    pub(super) trace_parent: Option<String>,
+    pub(super) kind: JobKind,
+}
+
+/// The row that moves (tables `waiting`, `ready`, `leases`, `ended`): what travels with it, and where it stands.
+#[derive(Debug, Clone)]
+pub(super) struct Row {
+    pub(super) namespace: Namespace,
+    pub(super) workflow: String,
+    pub(super) route: Route,
+    pub(super) overlap: Overlap,
+    /// Minus the priority: claims take the lowest first.
+    pub(super) rank: i16,
+    pub(super) generation: i64,
+    pub(super) dispatch_attempt: i32,
+    pub(super) attempt: i32,
+    pub(super) epoch: i64,
+    /// USER, SYSTEM, TIMEOUT.
+    pub(super) failures: [i32; 3],
+    pub(super) place: Place,
+}
+
+/// How many runs of the workflow may be RUNNING at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Overlap {
+    pub(super) limit: Option<i32>,
+    pub(super) serial: bool,
+}
+
+/// Where a job's row stands; its state follows from that.
+#[derive(Debug, Clone)]
+pub(super) enum Place {
+    Waiting(Waiting),
+    Ready(Ready),
+    Leased(Box<Lease>),
+    Ended(Box<Terminal>),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Waiting {
+    /// None while a paused workflow holds it.
+    pub(super) due_at: Option<DateTime<Utc>>,
+    /// What resume restores.
+    pub(super) held_due_at: Option<DateTime<Utc>>,
+    pub(super) blocked_by: Option<JobId>,
+    pub(super) keep_attempt: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Ready {
+    pub(super) due_at: DateTime<Utc>,
+    pub(super) keep_attempt: bool,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Lease {
+    pub(super) owner: Claimant,
+    pub(super) token: LeaseToken,
+    pub(super) duration: Duration,
+    pub(super) expires_at: DateTime<Utc>,
+    pub(super) renewals: i32,
+    pub(super) cancel_requested: bool,
+    pub(super) cancel_deadline: Option<DateTime<Utc>>,
+    pub(super) run_deadline: Option<DateTime<Utc>>,
+    pub(super) placement: Option<Placement>,
+    pub(super) container: Option<ContainerId>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Terminal {
+    pub(super) state: JobState,
+    pub(super) exit_code: Option<i32>,
+    pub(super) failure: Option<Failure>,
+    pub(super) output: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Workflow {
+    pub(super) generation: i64,
+    pub(super) state: WorkflowState,
+    pub(super) route: Route,
+    pub(super) definition: Arc<str>,
+    pub(super) overlap: Overlap,
+    pub(super) timeout: Option<Duration>,
+    pub(super) retry: RetryPolicy,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Node {
+    pub(super) endpoint: String,
+    pub(super) engine_id: String,
+    pub(super) incarnation: i64,
+    pub(super) ready: bool,
+    pub(super) fresh: bool,
+    pub(super) max_concurrency: i32,
+}
+
+/// One row of the lease history; also the memory of end commands.
+#[derive(Debug, Clone)]
+pub(super) struct PastLease {
+    pub(super) namespace: Namespace,
+    pub(super) view: HistoryView,
+    pub(super) due_at: Option<DateTime<Utc>>,
+}
+
+/// A recorded claim.
+#[derive(Debug, Clone)]
+pub(super) struct Command {
+    /// Everything that was asked for, so that another request under the id is noticed.
+    pub(super) request: String,
+    /// The grants as they were made.
+    pub(super) grants: Vec<(JobId, LeaseToken)>,
+}
+
+impl Row {
+    pub(super) fn state(&self) -> JobState {
+        match &self.place {
+            Place::Waiting(_) => JobState::Pending,
+            Place::Ready(_) => JobState::Queued,
+            Place::Leased(_) => JobState::Running,
+            Place::Ended(terminal) => terminal.state,
+        }
+    }
+
+    pub(super) fn lease(&self) -> Option<&Lease> {
+        match &self.place {
+            Place::Leased(lease) => Some(lease),
+            _ => None,
+        }
+    }
+
+    pub(super) fn lease_mut(&mut self) -> Option<&mut Lease> {
+        match &mut self.place {
+            Place::Leased(lease) => Some(lease),
+            _ => None,
+        }
+    }
+}
+
+impl World {
+    /// The one clock.
+    pub(super) fn now(&self) -> DateTime<Utc> {
+        let start = Utc.timestamp_opt(1_700_000_000, 0).single().expect("a plain instant");
+        start + delta(Instant::now().duration_since(self.origin))
+    }
+
+    /// The one predicate: the row of the job whose lease is live for exactly this authority.
+    pub(super) fn live(&self, authority: &Authority) -> Option<&Lease> {
+        let lease = self.held(authority)?;
+        (lease.expires_at > self.now()).then_some(lease)
+    }
+
+    /// The lease of exactly this authority, expired or not.
+    pub(super) fn held(&self, authority: &Authority) -> Option<&Lease> {
+        let row = self.rows.get(&authority.job)?;
+        let lease = row.lease()?;
+        (row.namespace == authority.owner.namespace
+            && lease.owner == authority.owner
+            && lease.token == authority.token)
+            .then_some(lease)
+    }
+
+    pub(super) fn live_mut(&mut self, authority: &Authority) -> Option<&mut Lease> {
+        self.live(authority)?;
+        self.rows.get_mut(&authority.job)?.lease_mut()
+    }
+
+    /// The generation in force for a row; ad-hoc runs have only one.
+    pub(super) fn current_generation(&self, row: &Row) -> i64 {
+        self.workflow_of(row).map_or(row.generation, |w| w.generation)
+    }
+
+    pub(super) fn workflow_of(&self, row: &Row) -> Option<&Workflow> {
+        self.workflows.get(&(row.namespace.clone(), row.workflow.clone()))
+    }
+}
+
+/// A duration on the scale of the wall clock.
+pub(super) fn delta(duration: Duration) -> TimeDelta {
+    TimeDelta::from_std(duration).expect("no test waits for millions of years")
+}
+
+/// Time from `now` to `then`; zero when that has passed.
+pub(super) fn until(now: DateTime<Utc>, then: DateTime<Utc>) -> Duration {
+    (then - now).to_std().unwrap_or_default()
+}
+
+pub(super) fn millis(ms: Option<i64>) -> Option<Duration> {
+    ms.map(|ms| Duration::from_millis(u64::try_from(ms).expect("submission refuses negative durations")))
+}
