@@ -112,7 +112,6 @@ fn bad_durations_are_refused_from_every_source_with_name_value_and_range() {
         "1e9s",
         "10",
         "5 parsecs",
-        "1.5s",
         "9999999999999999999999s",
         "1s\n",
         "٣s",
