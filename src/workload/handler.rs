@@ -35,6 +35,8 @@ use leasehold_actors::{
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::runtime::Handle;
 
+use super::task::AbortOnDrop;
+
 /// How long a handler that was told to stop may go on before its future is dropped.
 pub const STOP_GRACE: Duration = Duration::from_secs(5);
 
@@ -300,14 +302,6 @@ impl Handlers {
 enum Ended {
     Returned(Result<Option<String>, HandlerError>),
     Refused(Failure),
-}
-
-struct AbortOnDrop(tokio::task::JoinHandle<Ended>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }
 
 fn outcome(ended: Result<Ended, tokio::task::JoinError>, stop: Option<StopReason>) -> WorkOutcome {

@@ -3,4 +3,12 @@
 //! [`handler`] holds the embedding API; [`heartbeat`] the probe; [`egress`] decides which addresses a probe may
 //! contact. Containers are not run here but by the actor of their runtime node.
 
+pub mod egress;
 pub mod handler;
+pub mod heartbeat;
+mod pinned;
+pub mod probe_tls;
+mod runner;
+mod task;
+
+pub use runner::Workloads;
