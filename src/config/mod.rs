@@ -145,6 +145,8 @@ pub struct WorkerSettings {
     pub exit_on_stuck: bool,
     /// `HEARTBEAT_ALLOW`: networks and hosts that HEARTBEAT probes may reach although they are special.
     pub heartbeat_allow: Vec<String>,
+    /// `HEARTBEAT_CA_FILE`: authorities that HEARTBEAT probes trust beside the operating system's.
+    pub heartbeat_ca_file: Option<PathBuf>,
     /// `RUNTIME_TLS_CA`, `RUNTIME_TLS_CERT`, `RUNTIME_TLS_KEY`: how to speak to engines over TLS.
     pub runtime_tls: Option<TlsFiles>,
 }
@@ -268,6 +270,7 @@ impl Effective {
             system_retry_backoff: duration(Key::SystemRetryBackoff),
             exit_on_stuck: self.text(Key::OnStuck) == Some("exit"),
             heartbeat_allow: self.list(Key::HeartbeatAllow),
+            heartbeat_ca_file: self.path(Key::HeartbeatCaFile),
             runtime_tls: self.tls()?,
         };
         settings.check()?;

@@ -27,6 +27,7 @@ pub enum Key {
     SystemRetryBackoff,
     OnStuck,
     HeartbeatAllow,
+    HeartbeatCaFile,
     NodeId,
     DockerEndpoint,
     MaxConcurrency,
@@ -321,6 +322,15 @@ pub const TABLE: &[Setting] = &[
         List,
         Unset,
         "Networks (10.0.0.0/8), addresses and hosts that HEARTBEAT probes may reach although they are special"
+    ),
+    row!(
+        HeartbeatCaFile,
+        "HEARTBEAT_CA_FILE",
+        "heartbeat-ca-file",
+        Worker,
+        File,
+        Unset,
+        "Certificate authorities that HEARTBEAT probes trust beside the operating system's (PEM)"
     ),
     row!(NodeId, "RUNTIME_NODE_ID", "node-id", Node, Name, HostName, "The runtime node's name"),
     row!(
