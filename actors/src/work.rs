@@ -3,11 +3,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::watch, time::Instant};
+use actix::Message;
 
 use crate::{
     domain::{ContainerId, Failure, NodeId},
     error::StoreError,
+    fence::{ContainerGuard, Entry, Hold, Kill, Watch},
     ports::{Attach, Authority, Grant, LeaseStore, LogAppend, LogBatch, Renewal},
 };
 
@@ -40,21 +41,12 @@ pub enum WorkOutcome {
     Stopped,
 }
 
-/// The shared, changing part of a lease: written by the LeaseActor, read by the workload and the fence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LeaseView {
-    /// When the workload must be dead, by this process's monotonic clock.
-    pub deadline: Instant,
-    /// Set once, when the workload must stop.
-    pub stop: Option<StopReason>,
-}
-
 /// A workload's handle on its lease. Cheap to clone.
 #[derive(Clone)]
 pub struct LeaseContext {
     grant: Arc<Grant>,
     store: Arc<dyn LeaseStore>,
-    view: watch::Receiver<LeaseView>,
+    entry: Arc<Entry>,
 }
 
 impl std::fmt::Debug for LeaseContext {
@@ -78,10 +70,10 @@ pub enum LeaseCallError {
 }
 
 impl LeaseContext {
-    /// Ties a workload to a grant. `view` is what the lease's owner publishes.
+    /// Ties a workload to a grant and to its entry at the fence ([`Watch::entry`]).
     #[must_use]
-    pub fn new(grant: Arc<Grant>, store: Arc<dyn LeaseStore>, view: watch::Receiver<LeaseView>) -> Self {
-        Self { grant, store, view }
+    pub fn new(grant: Arc<Grant>, store: Arc<dyn LeaseStore>, watch: &Watch) -> Self {
+        Self { grant, store, entry: Arc::clone(watch.entry()) }
     }
 
     /// The grant itself.
@@ -96,29 +88,45 @@ impl LeaseContext {
         &self.grant.authority
     }
 
-    /// Time until the workload must be dead; zero once that has passed or the lease is lost.
+    /// Time until the workload must be dead, unless a renewal moves that on; zero once that has passed or
+    /// the lease is lost.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        let view = *self.view.borrow();
-        if view.stop == Some(StopReason::LeaseLost) {
+        if self.entry.stop_reason() == Some(StopReason::LeaseLost) {
             return Duration::ZERO;
         }
-        view.deadline.saturating_duration_since(Instant::now())
+        self.entry.deadline().remaining()
+    }
+
+    /// Time until a workload that was told to stop is ended by force: what a graceful stop may take.
+    #[must_use]
+    pub fn stop_budget(&self) -> Duration {
+        self.entry.killed_when().remaining()
     }
 
     /// Why the workload must stop, if it must.
     #[must_use]
     pub fn stop_reason(&self) -> Option<StopReason> {
-        self.view.borrow().stop
+        self.entry.stop_reason()
     }
 
     /// Resolves when the workload must stop, with the reason. A dead owner counts as a lost lease.
     pub async fn stopped(&self) -> StopReason {
-        let mut view = self.view.clone();
-        match view.wait_for(|v| v.stop.is_some()).await {
-            Ok(v) => v.stop.unwrap_or(StopReason::LeaseLost),
-            Err(_) => StopReason::LeaseLost,
-        }
+        self.entry.stopped().await
+    }
+
+    /// Keeps the workload counted as going on until the guard is dropped. Whatever executes a part of it on
+    /// another task or thread takes one along; the job is reported, and its permit freed, only after that.
+    #[must_use]
+    pub fn hold(&self) -> Hold {
+        self.entry.hold()
+    }
+
+    /// Hands over what kills the job's container, *before* the container is created, and how long the
+    /// container may take to stop. See [`crate::fence`].
+    #[must_use]
+    pub fn guard_container(&self, kill: Arc<dyn Kill>, stop_grace: Duration) -> ContainerGuard {
+        self.entry.guard_container(kill, stop_grace)
     }
 
     fn check(&self) -> Result<(), LeaseCallError> {
@@ -151,4 +159,16 @@ impl LeaseContext {
         self.check()?;
         Ok(self.store.report_progress(&self.grant.authority, progress).await?)
     }
+}
+
+/// Runs the container of a grant to its end on the node that the grant names. Sent by the LeaseActor to the
+/// node's actor, once a grant. The answer comes when the container has ended or surely never ran; a
+/// container of which that is not known stays guarded by [`LeaseContext::guard_container`].
+#[derive(Debug, Message)]
+#[rtype(result = "WorkOutcome")]
+pub struct RunContainer {
+    /// What was claimed.
+    pub grant: Arc<Grant>,
+    /// The hold on the lease: asks to stop, protected calls, the fence.
+    pub lease: LeaseContext,
 }

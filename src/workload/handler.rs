@@ -276,7 +276,9 @@ impl Handlers {
         // The user's code begins with the call itself (a panic before its first `.await`, or in its
         // `Deserialize`), so the call is made inside the task too.
         let (for_call, context) = (Arc::clone(grant), lease.clone());
+        let hold = lease.hold();
         let task = runtime.spawn(async move {
+            let _hold = hold;
             match handler(&for_call, context) {
                 Ok(run) => Ended::Returned(run.await),
                 Err(failure) => Ended::Refused(failure),
@@ -286,7 +288,7 @@ impl Handlers {
         let ended = tokio::select! {
             ended = &mut task.0 => ended,
             reason = lease.stopped() => {
-                let grace = STOP_GRACE.min(lease.remaining());
+                let grace = STOP_GRACE.min(lease.stop_budget());
                 tracing::debug!(job = %grant.authority.job, ?reason, ?grace, "handler told to stop");
                 if let Ok(ended) = tokio::time::timeout(grace, &mut task.0).await { ended } else {
                     task.0.abort();
