@@ -12,7 +12,7 @@ use std::{
 
 use actix::Recipient;
 
-use crate::{domain::NodeId, error::EngineError, ports::Placement, work::RunContainer};
+use crate::{domain::NodeId, error::EngineError, ports::Placement, runtime_node_actor::RunContainer};
 
 /// Starts the actor of one runtime node. Called on the arbiter that the LeaseActors live on.
 pub type StartNode = Box<dyn Fn(&Placement) -> Result<Recipient<RunContainer>, EngineError> + Send>;

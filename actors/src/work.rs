@@ -3,8 +3,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use actix::Message;
-
 use crate::{
     domain::{ContainerId, Failure, NodeId},
     error::StoreError,
@@ -159,16 +157,4 @@ impl LeaseContext {
         self.check()?;
         Ok(self.store.report_progress(&self.grant.authority, progress).await?)
     }
-}
-
-/// Runs the container of a grant to its end on the node that the grant names. Sent by the LeaseActor to the
-/// node's actor, once a grant. The answer comes when the container has ended or surely never ran; a
-/// container of which that is not known stays guarded by [`LeaseContext::guard_container`].
-#[derive(Debug, Message)]
-#[rtype(result = "WorkOutcome")]
-pub struct RunContainer {
-    /// What was claimed.
-    pub grant: Arc<Grant>,
-    /// The hold on the lease: asks to stop, protected calls, the fence.
-    pub lease: LeaseContext,
 }
