@@ -1,1 +1,3 @@
-//! Integration tests: cli.
+//! The binary and the parts that only it uses, as a person meets them.
+
+mod cluster;
