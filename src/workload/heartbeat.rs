@@ -303,7 +303,11 @@ impl Hop {
     ) -> Result<Self, Failure> {
         let refused = |what: String| {
             let from = shown(&self.url);
-            Failure::new(FailureKind::User, "redirect_refused", format!("{from} answered {status}: {what}"))
+            Failure::new(
+                FailureKind::User,
+                "redirect_refused",
+                format!("redirect refused: {from} answered {status}, {what}"),
+            )
         };
         let target = location.to_str().ok().and_then(|text| self.url.join(text).ok());
         let Some(mut url) = target else {
@@ -318,10 +322,10 @@ impl Hop {
             )));
         }
         if !matches!(url.scheme(), "http" | "https") {
-            return Err(refused(format!("redirect to the scheme {:?}", url.scheme())));
+            return Err(refused(format!("a redirect to the scheme {:?}", url.scheme())));
         }
         if self.url.scheme() == "https" && url.scheme() == "http" {
-            return Err(refused(format!("redirect from https to {}", shown(&url))));
+            return Err(refused(format!("a redirect from https to {}", shown(&url))));
         }
 
         let keeps_method =
@@ -342,7 +346,7 @@ impl Hop {
             }
         } else {
             if next.body.is_some() {
-                return Err(refused(format!("redirect of the request's body to {}", shown(&next.url))));
+                return Err(refused(format!("a redirect of the request's body to {}", shown(&next.url))));
             }
             // Neither our credentials nor any that the server put into its Location.
             let kept = next.headers.iter().filter(|(name, _)| HARMLESS.contains(&name.as_str()));
@@ -351,7 +355,7 @@ impl Hop {
             cleared.map_err(|()| refused("its Location has no host".to_owned()))?;
         }
         if visited.contains(&next.url) {
-            return Err(refused(format!("redirect back to {}, a loop", shown(&next.url))));
+            return Err(refused(format!("a redirect back to {}, a loop", shown(&next.url))));
         }
         Ok(next)
     }
@@ -399,7 +403,7 @@ fn refused(error: &ResolveError, hop: &Hop, is_redirect: bool) -> Failure {
         ResolveError::Refused(refusal) if is_redirect => Failure::new(
             FailureKind::User,
             "redirect_refused",
-            format!("redirect refused, {at} was not contacted: {refusal}"),
+            format!("redirect refused: {at} was not contacted: {refusal}"),
         ),
         ResolveError::Refused(refusal) => {
             Failure::new(FailureKind::User, "egress_refused", format!("{at} was not contacted: {refusal}"))

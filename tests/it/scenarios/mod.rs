@@ -1,1 +1,6 @@
-//! Integration tests: scenarios.
+//! Scenarios: what users met elsewhere, played against the real thing. Ids in the tests' comments name the
+//! field reports that they come from.
+
+mod heartbeat;
+mod heartbeat_tls;
+mod http_target;
