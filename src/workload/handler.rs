@@ -15,8 +15,8 @@
 //!
 //! # Stopping
 //!
-//! [`LeaseHandle::cancelled`] resolves when the work must end. A handler that goes on has [`STOP_GRACE`], and
-//! never longer than its lease, until its future is dropped at the next `.await`.
+//! [`LeaseHandle::cancelled`] resolves when the work must end. A handler that goes on has the worker's stop
+//! grace (5 s), and never longer than its lease, until its future is dropped at the next `.await`.
 //!
 //! # Blocking
 //!
@@ -36,9 +36,6 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::runtime::Handle;
 
 use super::task::AbortOnDrop;
-
-/// How long a handler that was told to stop may go on before its future is dropped.
-pub const STOP_GRACE: Duration = Duration::from_secs(5);
 
 /// One job as its handler sees it.
 #[derive(Debug, Clone)]
@@ -288,7 +285,7 @@ impl Handlers {
         let ended = tokio::select! {
             ended = &mut task.0 => ended,
             reason = lease.stopped() => {
-                let grace = STOP_GRACE.min(lease.stop_budget());
+                let grace = lease.stop_budget();
                 tracing::debug!(job = %grant.authority.job, ?reason, ?grace, "handler told to stop");
                 if let Ok(ended) = tokio::time::timeout(grace, &mut task.0).await { ended } else {
                     task.0.abort();
@@ -358,3 +355,6 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
         None => "the handler panicked with a value that is no text".to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -35,7 +35,11 @@ impl Workloads {
         };
         let probe = Arc::clone(&self.heartbeat);
         // Off the caller's thread: TLS takes time, and the caller's thread keeps leases alive.
-        let task = self.runtime.spawn(async move { probe.run(&spec, &lease).await });
+        let hold = lease.hold();
+        let task = self.runtime.spawn(async move {
+            let _hold = hold;
+            probe.run(&spec, &lease).await
+        });
         let mut task = AbortOnDrop(task);
         match (&mut task.0).await {
             Ok(outcome) => outcome,
