@@ -419,11 +419,7 @@ mod tests {
             ("name: a\nhandler: [x]\n", (2, 10), ""),
             ("name: a\nhandler: x\noverlap: sometimes\n", (3, 10), "sometimes"),
             ("name: a\nhandler: x\noverlap: allow(0)\n", (3, 10), "allow(0)"),
-            (
-                "name: a\nhandler: x\npayload: [1844674407370955161512345678901]\n",
-                (3, 11),
-                "loses digits",
-            ),
+            ("name: a\nhandler: x\npayload: [1844674407370955161512345678901]\n", (3, 11), "loses digits"),
             ("name: a\nhandler: x\npayload: 1\npayload_json: '1'\n", (0, 0), "either"),
             ("name: a\nhandler: x\ntimeout: 10\n", (3, 10), "duration"),
             ("name: a\ncontainer: {image: x, memory: 500K}\n", (2, 31), "500K"),
