@@ -1,3 +1,5 @@
 //! The `leasehold` binary; see [`leasehold::cli`].
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    leasehold::cli::main()
+}
