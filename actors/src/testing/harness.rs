@@ -147,6 +147,10 @@ pub struct JobView {
     pub renewals: i32,
     /// RUNNING: somebody asked for it to be cancelled.
     pub cancel_requested: bool,
+    /// RUNNING: a later renewal extends nothing, because of a requested cancel.
+    pub cancel_deadline: Option<DateTime<Utc>>,
+    /// RUNNING: a later renewal extends nothing, because of the job's timeout.
+    pub run_deadline: Option<DateTime<Utc>>,
     /// RUNNING: where it was placed.
     pub node: Option<NodeId>,
     /// RUNNING: its container.
@@ -251,6 +255,9 @@ pub trait StoreHarness: Send + Sync {
 
     /// The stored output of a job, in the order in which it was stored.
     async fn logs(&self, job: JobId) -> Vec<StoredLog>;
+
+    /// The last progress note of a job.
+    async fn progress(&self, job: JobId) -> Option<String>;
 
     /// The occupied slots of a node, in ascending order, each with its job.
     async fn node_slots(&self, namespace: &Namespace, node: &NodeId) -> Vec<(i32, JobId)>;

@@ -5,6 +5,7 @@
 //! Everything here lives behind the feature `testing` and is never part of a release binary. Time is
 //! tokio's: with a paused runtime it moves only when the test moves it.
 
+pub mod conformance;
 pub mod flaky_store;
 pub mod harness;
 pub mod memory_store;

@@ -43,6 +43,8 @@ impl MemoryStore {
             lease_expires_at: None,
             renewals: 0,
             cancel_requested: false,
+            cancel_deadline: None,
+            run_deadline: None,
             node: None,
             container: None,
             route: (row.route.name.clone(), row.route.task.clone()),
@@ -61,6 +63,8 @@ impl MemoryStore {
                 view.lease_expires_at = Some(lease.expires_at);
                 view.renewals = lease.renewals;
                 view.cancel_requested = lease.cancel_requested;
+                view.cancel_deadline = lease.cancel_deadline;
+                view.run_deadline = lease.run_deadline;
                 view.node = lease.placement.as_ref().map(|placement| placement.node.clone());
                 view.container.clone_from(&lease.container);
             }
@@ -90,7 +94,7 @@ impl MemoryStore {
 
     /// The last progress note of a job.
     #[must_use]
-    pub fn progress(&self, job: JobId) -> Option<String> {
+    pub fn progress_of(&self, job: JobId) -> Option<String> {
         self.world().progress.get(&job).cloned()
     }
 
@@ -188,6 +192,10 @@ impl StoreHarness for MemoryStore {
 
     async fn logs(&self, job: JobId) -> Vec<StoredLog> {
         self.stored_logs(job)
+    }
+
+    async fn progress(&self, job: JobId) -> Option<String> {
+        self.progress_of(job)
     }
 
     async fn node_slots(&self, namespace: &Namespace, node: &NodeId) -> Vec<(i32, JobId)> {

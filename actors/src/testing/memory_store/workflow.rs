@@ -45,17 +45,22 @@ impl World {
         }
         workflow.generation += 1;
         let generation = workflow.generation;
-        self.supersede(namespace, name, generation);
+        self.supersede(namespace, name, generation, change == WorkflowChange::Terminate);
     }
 
-    /// Ends what waits under an older generation; what runs is left alone.
-    fn supersede(&mut self, namespace: &Namespace, name: &str, generation: i64) {
+    /// Ends what waits under an older generation; what runs is left alone. What a pause holds gets its
+    /// generation only at the resume, so that nothing but a terminate ends it.
+    fn supersede(&mut self, namespace: &Namespace, name: &str, generation: i64, held_too: bool) {
         let stale: Vec<JobId> = self
             .rows
             .iter()
             .filter(|(_, row)| row.namespace == *namespace && row.workflow == name)
             .filter(|(_, row)| row.generation < generation)
-            .filter(|(_, row)| matches!(row.place, Place::Waiting(_) | Place::Ready(_)))
+            .filter(|(_, row)| match &row.place {
+                Place::Waiting(waiting) => held_too || waiting.held_due_at.is_none(),
+                Place::Ready(_) => true,
+                Place::Leased(_) | Place::Ended(_) => false,
+            })
             .map(|(id, _)| *id)
             .collect();
         for id in stale {

@@ -1,0 +1,172 @@
+//! The conformance suite: what every [`crate::ports::LeaseStore`] must do, case by case.
+//!
+//! A case is an async function over a [`super::StoreHarness`] on a fresh store. It knows no clock: leases
+//! expire because the case says so. [`conformance_cases!`] hands the whole list to a macro of the caller, which
+//! makes one test of each:
+//!
+//! ```ignore
+//! macro_rules! on_memory {
+//!     ($($module:ident: [$($case:ident),* $(,)?];)*) => { $(mod $module { $(
+//!         #[tokio::test]
+//!         async fn $case() {
+//!             leasehold_actors::testing::conformance::$module::$case(&MemoryStore::new()).await;
+//!         }
+//!     )* })* };
+//! }
+//! leasehold_actors::conformance_cases!(on_memory);
+//! ```
+#![allow(missing_docs, reason = "a case's name is its sentence")]
+
+pub mod attaching;
+pub mod authority;
+mod bench;
+pub mod cancelling;
+pub mod claiming;
+pub mod dispatching;
+pub mod ending;
+pub mod generations;
+pub mod overlapping;
+pub mod placement;
+pub mod renewal;
+pub mod replay;
+
+/// Calls a macro with every case of the suite, by module.
+#[macro_export]
+macro_rules! conformance_cases {
+    ($run:ident) => {
+        $run! {
+            claiming: [
+                a_grant_carries_what_was_submitted,
+                an_open_claim_takes_the_most_urgent_first,
+                an_open_claim_takes_no_more_than_its_limit,
+                an_open_claim_takes_only_its_routes_in_its_namespace,
+                each_grant_has_its_own_token,
+                epochs_strictly_rise,
+                concurrent_claims_of_one_job_grant_it_once,
+                concurrent_open_claims_share_the_jobs_out,
+                a_job_that_does_not_exist_is_not_found,
+                a_job_of_another_namespace_is_not_found,
+                an_old_dispatch_attempt_is_stale,
+                an_expected_generation_that_differs_is_stale,
+                a_superseded_job_is_not_granted,
+                a_paused_or_terminated_workflow_grants_nothing,
+                a_pending_job_is_not_queued,
+                a_running_job_is_not_queued,
+                an_ended_job_says_how_it_ended,
+                a_listed_claim_answers_for_each_job,
+                a_lease_duration_out_of_bounds_is_refused,
+                a_restarted_worker_owns_nothing_of_its_predecessor,
+            ];
+            placement: [
+                without_a_node_a_container_stays_queued,
+                a_container_is_placed_with_all_that_names_its_engine,
+                containers_spread_over_the_nodes,
+                a_full_node_takes_no_more,
+                concurrent_claims_do_not_overfill_a_node,
+                a_draining_node_gets_no_new_work,
+                a_silent_node_gets_no_new_work,
+                a_node_of_another_namespace_is_no_node,
+                an_expired_lease_keeps_its_slot,
+                every_end_frees_the_slot,
+                a_changed_endpoint_is_a_new_incarnation,
+            ];
+            replay: [
+                a_repeat_brings_the_recorded_grants,
+                a_replayed_grant_is_complete,
+                a_repeat_leaves_out_what_is_over,
+                a_repeat_of_what_never_arrived_grants,
+                an_empty_repeat_stays_empty,
+                concurrent_repeats_agree,
+                another_request_under_the_id_is_a_conflict,
+                another_process_cannot_replay_a_claim,
+                a_listed_claim_replays,
+                a_listed_repeat_grants_nothing_new,
+            ];
+            renewal: [
+                a_renewal_extends_by_the_stored_duration,
+                each_lease_has_its_own_duration,
+                an_expired_lease_is_never_revived,
+                a_renewal_tells_of_a_requested_cancel,
+                past_the_cancel_deadline_a_renewal_extends_nothing,
+                past_the_run_deadline_a_renewal_extends_nothing,
+                the_run_deadline_leaves_time_to_report_the_timeout,
+                progress_is_kept_under_a_live_lease,
+                a_progress_note_must_be_small_and_json,
+            ];
+            attaching: [
+                attaching_is_idempotent,
+                another_container_is_a_conflict,
+                another_node_is_refused,
+                a_late_attach_is_refused,
+                a_new_grant_has_no_container,
+                output_is_stored_as_it_was_written,
+                output_sent_twice_is_stored_once,
+                late_output_is_refused,
+                each_epoch_has_its_own_output,
+            ];
+            ending: [
+                a_completion_keeps_exit_code_and_output,
+                a_failure_without_a_try_left_is_final,
+                a_failure_with_a_try_left_is_tried_again,
+                failures_are_counted_by_kind,
+                the_job_s_policy_comes_before_the_worker_s,
+                the_back_off_keeps_to_its_policy,
+                without_a_back_off_a_retry_is_due_at_once,
+                a_release_counts_nothing,
+                a_delayed_release_waits,
+                a_reschedule_goes_on_elsewhere,
+                a_payload_conflict_changes_nothing,
+                a_repeated_end_reports_the_recorded_outcome,
+                another_command_finds_an_ended_lease_not_live,
+                an_expired_lease_cannot_end_the_job,
+                a_terminal_state_is_final,
+                any_failure_text_is_stored,
+            ];
+            cancelling: [
+                a_waiting_job_is_canceled_at_once,
+                a_running_job_is_canceled_by_its_holder,
+                after_the_request_a_job_never_waits_again,
+                after_the_request_a_real_outcome_stands,
+                a_second_request_gives_no_more_time,
+                an_ended_job_cannot_be_canceled,
+                only_a_job_of_the_namespace_can_be_canceled,
+                an_expired_lease_keeps_the_request,
+            ];
+            generations: [
+                a_run_carries_its_generation,
+                a_raised_generation_ends_what_waits,
+                a_raised_generation_leaves_what_runs,
+                a_superseded_run_does_not_wait_again,
+                a_pause_holds_new_runs_until_the_resume,
+                a_terminate_ends_held_runs,
+                other_runs_do_not_notice,
+            ];
+            dispatching: [
+                a_job_due_at_submit_is_queued_at_once,
+                only_due_jobs_are_dispatched,
+                each_dispatch_is_counted,
+                the_answer_tells_when_to_look_again,
+                a_dispatch_keeps_to_its_namespace,
+                concurrent_dispatchers_share_the_work,
+            ];
+            overlapping: [
+                without_a_policy_runs_overlap,
+                serial_runs_go_one_after_the_other,
+                serial_runs_do_not_overtake,
+                a_limit_allows_that_many_at_once,
+                an_open_claim_keeps_to_the_policy,
+                concurrent_claims_keep_to_the_policy,
+                every_end_frees_the_workflow_s_slot,
+                an_expired_run_still_blocks,
+                a_released_serial_run_keeps_its_turn,
+            ];
+            authority: [
+                a_stranger_changes_nothing,
+                an_expired_holder_changes_nothing,
+                a_replaced_token_changes_nothing,
+                reconciliation_only_looks,
+                no_answer_shows_the_token,
+            ];
+        }
+    };
+}
