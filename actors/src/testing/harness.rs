@@ -257,7 +257,7 @@ pub trait StoreHarness: Send + Sync {
     async fn logs(&self, job: JobId) -> Vec<StoredLog>;
 
     /// The last progress note of a job.
-    async fn progress(&self, job: JobId) -> Option<String>;
+    async fn progress_note(&self, job: JobId) -> Option<String>;
 
     /// The occupied slots of a node, in ascending order, each with its job.
     async fn node_slots(&self, namespace: &Namespace, node: &NodeId) -> Vec<(i32, JobId)>;

@@ -85,7 +85,7 @@ impl<'a> Bench<'a> {
             Some(node) => self.harness.node_slots(&self.namespace, node).await,
             None => Vec::new(),
         };
-        let progress = self.harness.progress(job).await;
+        let progress = self.harness.progress_note(job).await;
         format!("{view:#?} {history:#?} {logs:#?} {slots:?} {progress:?}")
     }
 

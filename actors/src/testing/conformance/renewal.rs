@@ -115,7 +115,7 @@ pub async fn progress_is_kept_under_a_live_lease(harness: &dyn StoreHarness) {
     for note in [r#"{"done":1}"#, r#"{"done":2}"#] {
         let answer = bench.store.report_progress(&grant.authority, note).await.expect("the store answers");
         assert!(matches!(answer, Renewal::Held { cancel_requested: false, .. }));
-        assert_eq!(harness.progress(job).await.as_deref(), Some(note));
+        assert_eq!(harness.progress_note(job).await.as_deref(), Some(note));
     }
     assert_eq!(bench.view(job).await.renewals, 0, "a note is no renewal");
     harness.request_cancel(&bench.namespace, job, Duration::ZERO).await;
@@ -124,7 +124,7 @@ pub async fn progress_is_kept_under_a_live_lease(harness: &dyn StoreHarness) {
     harness.expire(job).await;
     let answer = bench.store.report_progress(&grant.authority, "4").await.expect("the store answers");
     assert_eq!(answer, Renewal::NotLive);
-    assert_eq!(harness.progress(job).await.as_deref(), Some("3"));
+    assert_eq!(harness.progress_note(job).await.as_deref(), Some("3"));
 }
 
 pub async fn a_progress_note_must_be_small_and_json(harness: &dyn StoreHarness) {

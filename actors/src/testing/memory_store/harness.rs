@@ -94,7 +94,7 @@ impl MemoryStore {
 
     /// The last progress note of a job.
     #[must_use]
-    pub fn progress_of(&self, job: JobId) -> Option<String> {
+    pub fn progress(&self, job: JobId) -> Option<String> {
         self.world().progress.get(&job).cloned()
     }
 
@@ -194,8 +194,8 @@ impl StoreHarness for MemoryStore {
         self.stored_logs(job)
     }
 
-    async fn progress(&self, job: JobId) -> Option<String> {
-        self.progress_of(job)
+    async fn progress_note(&self, job: JobId) -> Option<String> {
+        self.progress(job)
     }
 
     async fn node_slots(&self, namespace: &Namespace, node: &NodeId) -> Vec<(i32, JobId)> {
