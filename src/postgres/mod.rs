@@ -1,10 +1,101 @@
-//! The store on PostgreSQL.
+//! The store on PostgreSQL: one file a verb, one statement a file under `sql/`.
+//!
+//! | here | what |
+//! |---|---|
+//! | [`connect`], [`tls`], `pool`, `session`, `sql_file`, `error` | how statements reach the server, and what their errors mean |
+//! | [`migrate`] | the schema |
+//! | [`submit`], [`read`], [`cancel`], [`retry`], [`workflow`], [`nodes`], [`workers`], [`doctor`] | what people and agents ask, as methods of [`PgStore`] |
 
 pub mod cancel;
+pub mod connect;
 pub mod doctor;
+mod error;
+pub mod migrate;
 pub mod nodes;
+mod pool;
 pub mod read;
 pub mod retry;
+mod session;
+mod sql_file;
 pub mod submit;
+mod tls;
 pub mod workers;
 pub mod workflow;
+
+use std::{collections::HashMap, sync::Arc};
+
+use leasehold_actors::error::StoreError;
+use tokio::runtime::Handle;
+use tokio_postgres::Row;
+
+pub use self::{connect::ConnectError, tls::AddressError};
+use self::{
+    pool::{Lane, Pools},
+    session::{Param, Session},
+    sql_file::Sql,
+};
+use crate::config::DatabaseSettings;
+
+/// The jobs service on one database. A clone is another handle on the same connections.
+#[derive(Debug, Clone)]
+pub struct PgStore {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    pools: Pools,
+}
+
+impl PgStore {
+    /// Opens a store whose connections live on the runtime `io`. The schema must be up to date; nothing is
+    /// migrated here.
+    ///
+    /// # Errors
+    /// [`ConnectError`], which says what to do.
+    pub async fn connect(settings: &DatabaseSettings, io: Handle) -> Result<Self, ConnectError> {
+        Self::connect_with(settings, io, HashMap::new()).await
+    }
+
+    /// As [`PgStore::connect`], with other texts for some statements (by file name, without its ending).
+    /// For tests that must show that they would notice a missing rule.
+    ///
+    /// # Errors
+    /// As [`PgStore::connect`].
+    #[doc(hidden)]
+    pub async fn connect_with(
+        settings: &DatabaseSettings,
+        io: Handle,
+        replaced: HashMap<&'static str, &'static str>,
+    ) -> Result<Self, ConnectError> {
+        let pools = connect::open(settings, &io, replaced).await?;
+        Ok(Self { inner: Arc::new(Inner { pools }) })
+    }
+
+    /// One statement as one transaction on the general pool, within `EXECUTION_WORKER_STORE_TIMEOUT`.
+    pub(crate) async fn call(
+        &self,
+        operation: &'static str,
+        sql: &Sql,
+        params: &[Param<'_>],
+    ) -> Result<Vec<Row>, StoreError> {
+        self.inner.pools.call(Lane::General, operation, sql, params).await
+    }
+
+    /// A connection of the general pool, for transactions of several statements and for COPY.
+    pub(crate) async fn session(&self, operation: &'static str) -> Result<Session, StoreError> {
+        self.inner.pools.session(Lane::General, operation).await
+    }
+
+    /// How many connections there are at this moment, and how many there may be.
+    #[must_use]
+    pub fn connections(&self) -> (usize, usize) {
+        self.inner.pools.size()
+    }
+
+    /// True when statements are sent without being prepared, because a transaction pooler stands between.
+    #[must_use]
+    pub fn is_pooled(&self) -> bool {
+        self.inner.pools.dialect().is_pooled()
+    }
+}

@@ -1,1 +1,3 @@
-//! Integration tests: postgres.
+//! The store on a real PostgreSQL.
+
+mod migrations;

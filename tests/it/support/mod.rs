@@ -1,3 +1,5 @@
-//! Integration tests: support.
+//! What the tests stand on: services, a database each, and waiting for facts.
 
+pub mod database;
+pub mod eventually;
 pub mod services;
