@@ -73,7 +73,8 @@ pub(super) async fn open(
         let (settings, address) = (settings.clone(), address.clone());
         io.spawn(async move { look(&settings, &address).await })
     };
-    let pooled = look.await.map_err(|_| ConnectError::Unreachable("the runtime is shutting down".to_owned()))??;
+    let pooled =
+        look.await.map_err(|_| ConnectError::Unreachable("the runtime is shutting down".to_owned()))??;
     let dialect = Dialect::new(pooled, settings.pooler != Pooler::Auto, replaced);
     Ok(Pools::new(settings, &address, dialect, io))
 }
@@ -125,9 +126,9 @@ async fn look(settings: &DatabaseSettings, address: &Address) -> Result<bool, Co
     match migrate::status_of(&client).await {
         Ok(SchemaStatus::Current { .. }) => Ok(pooled),
         Ok(SchemaStatus::Missing) => Err(ConnectError::NotMigrated { found: "missing".to_owned() }),
-        Ok(SchemaStatus::Behind { version, latest }) => Err(ConnectError::NotMigrated {
-            found: format!("at version {version}, and {latest} is needed"),
-        }),
+        Ok(SchemaStatus::Behind { version, latest }) => {
+            Err(ConnectError::NotMigrated { found: format!("at version {version}, and {latest} is needed") })
+        }
         Ok(SchemaStatus::Newer { version, latest }) => Err(ConnectError::Newer { version, latest }),
         Err(MigrateError::Connect(e)) => Err(e),
         Err(e) => Err(ConnectError::Unreachable(e.to_string())),
@@ -146,13 +147,13 @@ async fn probe(
     marked.config.options(format!("{options}-c leasehold.probe={nonce}"));
     match plain(settings, &marked).await {
         Ok(client) => {
-            let answer =
-                client.simple_query("select current_setting('leasehold.probe', true)").await.map_err(|e| {
-                    ConnectError::Unreachable(error::describe(&e))
-                })?;
-            let direct = answer.iter().any(|m| {
-                matches!(m, tokio_postgres::SimpleQueryMessage::Row(row) if row.get(0) == Some(&nonce))
-            });
+            let answer = client
+                .simple_query("select current_setting('leasehold.probe', true)")
+                .await
+                .map_err(|e| ConnectError::Unreachable(error::describe(&e)))?;
+            let direct = answer.iter().any(
+                |m| matches!(m, tokio_postgres::SimpleQueryMessage::Row(row) if row.get(0) == Some(&nonce)),
+            );
             Ok((client, !direct))
         }
         // Not reachable at all, or refused for the option: only the second connects without it.

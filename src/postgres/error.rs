@@ -96,9 +96,9 @@ pub(crate) fn is_lost_statement(error: &tokio_postgres::Error) -> bool {
 
 /// True for a violation of exactly this unique key.
 pub(crate) fn violates(error: &tokio_postgres::Error, constraint: &str) -> bool {
-    error.as_db_error().is_some_and(|db| {
-        *db.code() == SqlState::UNIQUE_VIOLATION && db.constraint() == Some(constraint)
-    })
+    error
+        .as_db_error()
+        .is_some_and(|db| *db.code() == SqlState::UNIQUE_VIOLATION && db.constraint() == Some(constraint))
 }
 
 /// One line for people: the server's message and SQLSTATE, or the transport's own words. The server's
@@ -131,12 +131,7 @@ pub(crate) fn timed_out(operation: &'static str, after: std::time::Duration) -> 
 
 /// A call for which no connection could be had: nothing was sent.
 pub(crate) fn no_connection(operation: &'static str, message: impl Into<String>) -> StoreError {
-    StoreError {
-        operation,
-        kind: StoreErrorKind::Unreachable,
-        applied: Applied::No,
-        message: message.into(),
-    }
+    StoreError { operation, kind: StoreErrorKind::Unreachable, applied: Applied::No, message: message.into() }
 }
 
 /// An answer that this program does not understand; it counts as no answer.

@@ -48,12 +48,7 @@ pub(crate) struct Pools {
 }
 
 impl Pools {
-    pub(crate) fn new(
-        settings: &DatabaseSettings,
-        address: &Address,
-        dialect: Dialect,
-        io: &Handle,
-    ) -> Self {
+    pub(crate) fn new(settings: &DatabaseSettings, address: &Address, dialect: Dialect, io: &Handle) -> Self {
         let dialect = Arc::new(dialect);
         let timeout = settings.store_timeout;
         let pool = |lane: Lane, size: usize| {
@@ -89,11 +84,7 @@ impl Pools {
     }
 
     /// A connection, within the call's own time.
-    pub(crate) async fn session(
-        &self,
-        lane: Lane,
-        operation: &'static str,
-    ) -> Result<Session, StoreError> {
+    pub(crate) async fn session(&self, lane: Lane, operation: &'static str) -> Result<Session, StoreError> {
         let pool = match lane {
             Lane::Renewals => &self.renewals,
             Lane::Leases => &self.leases,

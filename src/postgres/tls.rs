@@ -31,9 +31,7 @@ pub enum AddressError {
     )]
     Malformed,
     /// An unknown `sslmode`.
-    #[error(
-        "DATABASE_URL: unknown sslmode; use disable, allow, prefer, require, verify-ca or verify-full"
-    )]
+    #[error("DATABASE_URL: unknown sslmode; use disable, allow, prefer, require, verify-ca or verify-full")]
     UnknownSslMode,
     /// A file of trusted certificates cannot be used.
     #[error("DATABASE_CA_FILE {path:?}: {reason}")]
@@ -123,8 +121,8 @@ pub(crate) fn parse(url: &str, ca_file: Option<&PathBuf>) -> Result<Address, Add
         Some(_) => return Err(AddressError::UnknownSslMode),
     };
     // A unix socket does not leave the machine; libpq ignores sslmode there too.
-    let local = !config.get_hosts().is_empty()
-        && config.get_hosts().iter().all(|host| matches!(host, Host::Unix(_)));
+    let local =
+        !config.get_hosts().is_empty() && config.get_hosts().iter().all(|host| matches!(host, Host::Unix(_)));
     config.ssl_mode(if local { SslMode::Disable } else { ssl });
     Ok(Address { config, tls: connector(check, ca_file)? })
 }
@@ -188,7 +186,8 @@ impl ServerCertVerifier for Lenient {
         let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
         match chain.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
             Err(rustls::Error::InvalidCertificate(
-                rustls::CertificateError::NotValidForName | rustls::CertificateError::NotValidForNameContext { .. },
+                rustls::CertificateError::NotValidForName
+                | rustls::CertificateError::NotValidForNameContext { .. },
             )) => Ok(ServerCertVerified::assertion()),
             other => other,
         }
