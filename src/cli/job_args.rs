@@ -23,7 +23,7 @@ pub struct JobArgs {
     #[command(flatten)]
     job: CommonArgs,
     /// The container's command and its arguments
-    #[arg(last = true, value_name = "CMD", requires = "image")]
+    #[arg(last = true, value_name = "CMD", conflicts_with_all = NOT_IMAGE)]
     command: Vec<String>,
 }
 
@@ -44,71 +44,74 @@ struct What {
     workflow: Option<String>,
 }
 
+// `requires` would not do: clap forgives a missing argument that conflicts with a given one.
+const NOT_IMAGE: [&str; 3] = ["http", "handler", "workflow"];
+const NOT_HTTP: [&str; 3] = ["image", "handler", "workflow"];
 const CONTAINER: &str = "Container";
 const HEARTBEAT: &str = "Heartbeat";
 
 #[derive(Debug, Clone, Default, Args)]
 struct ContainerArgs {
     /// A variable, or the name of one that is set here; may be repeated
-    #[arg(long, short = 'e', value_name = "NAME=VALUE", help_heading = CONTAINER, requires = "image")]
+    #[arg(long, short = 'e', value_name = "NAME=VALUE", help_heading = CONTAINER, conflicts_with_all = NOT_IMAGE)]
     env: Vec<String>,
     /// A file of NAME=VALUE lines; `#` begins a comment; may be repeated
-    #[arg(long, value_name = "FILE", help_heading = CONTAINER, requires = "image")]
+    #[arg(long, value_name = "FILE", help_heading = CONTAINER, conflicts_with_all = NOT_IMAGE)]
     env_file: Vec<String>,
     /// Working directory inside the container
-    #[arg(long, short = 'w', value_name = "DIR", help_heading = CONTAINER, requires = "image")]
+    #[arg(long, short = 'w', value_name = "DIR", help_heading = CONTAINER, conflicts_with_all = NOT_IMAGE)]
     workdir: Option<String>,
     /// USER, UID, USER:GROUP or UID:GID
-    #[arg(long, short = 'u', value_name = "USER", help_heading = CONTAINER, requires = "image")]
+    #[arg(long, short = 'u', value_name = "USER", help_heading = CONTAINER, conflicts_with_all = NOT_IMAGE)]
     user: Option<String>,
     /// Memory limit: bytes, or with k M G T (1000) or Ki Mi Gi Ti (1024), such as 512Mi
-    #[arg(long, short = 'm', value_name = "AMOUNT", help_heading = CONTAINER, requires = "image", allow_hyphen_values = true)]
+    #[arg(long, short = 'm', value_name = "AMOUNT", help_heading = CONTAINER, conflicts_with_all = NOT_IMAGE, allow_hyphen_values = true)]
     memory: Option<String>,
     /// CPU limit: cores, such as 2 or 0.5, or thousandths, such as 500m
-    #[arg(long, value_name = "AMOUNT", help_heading = CONTAINER, requires = "image", allow_hyphen_values = true)]
+    #[arg(long, value_name = "AMOUNT", help_heading = CONTAINER, conflicts_with_all = NOT_IMAGE, allow_hyphen_values = true)]
     cpu: Option<String>,
     /// The most processes inside the container
-    #[arg(long, value_name = "N", help_heading = CONTAINER, requires = "image", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", help_heading = CONTAINER, conflicts_with_all = NOT_IMAGE, allow_negative_numbers = true)]
     pids: Option<i64>,
     /// The engine's network to join; `none` for no network
-    #[arg(long, value_name = "NAME", help_heading = CONTAINER, requires = "image")]
+    #[arg(long, value_name = "NAME", help_heading = CONTAINER, conflicts_with_all = NOT_IMAGE)]
     network: Option<String>,
     /// Time between asking the program to stop and killing it [default: 10s]
-    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = CONTAINER, requires = "image")]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_hyphen_values = true, help_heading = CONTAINER, conflicts_with_all = NOT_IMAGE)]
     stop_grace: Option<Duration>,
     /// When to fetch the image [default: missing]
-    #[arg(long, value_name = "WHEN", value_parser = pull, help_heading = CONTAINER, requires = "image")]
+    #[arg(long, value_name = "WHEN", value_parser = pull, help_heading = CONTAINER, conflicts_with_all = NOT_IMAGE)]
     pull: Option<PullPolicy>,
     /// Replaces the image's entrypoint
-    #[arg(long, value_name = "PROGRAM", help_heading = CONTAINER, requires = "image")]
+    #[arg(long, value_name = "PROGRAM", help_heading = CONTAINER, conflicts_with_all = NOT_IMAGE)]
     entrypoint: Option<String>,
     /// The most output that is kept [default: 64Mi]
-    #[arg(long, value_name = "AMOUNT", help_heading = CONTAINER, requires = "image", allow_hyphen_values = true)]
+    #[arg(long, value_name = "AMOUNT", help_heading = CONTAINER, conflicts_with_all = NOT_IMAGE, allow_hyphen_values = true)]
     log_quota: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, Args)]
 struct HeartbeatArgs {
     /// Request method [default: GET]
-    #[arg(long, value_name = "METHOD", help_heading = HEARTBEAT, requires = "http")]
+    #[arg(long, value_name = "METHOD", help_heading = HEARTBEAT, conflicts_with_all = NOT_HTTP)]
     method: Option<String>,
     /// Statuses that count as healthy [default: 200 to 299]; may be repeated
-    #[arg(long, value_name = "CODE", value_delimiter = ',', help_heading = HEARTBEAT, requires = "http")]
+    #[arg(long, value_name = "CODE", value_delimiter = ',', help_heading = HEARTBEAT, conflicts_with_all = NOT_HTTP)]
     expect_status: Vec<u16>,
     /// A request header; may be repeated
-    #[arg(long, short = 'H', value_name = "NAME: VALUE", help_heading = HEARTBEAT, requires = "http")]
+    #[arg(long, short = 'H', value_name = "NAME: VALUE", help_heading = HEARTBEAT, conflicts_with_all = NOT_HTTP)]
     header: Vec<String>,
     /// Request body
-    #[arg(long, value_name = "TEXT", help_heading = HEARTBEAT, requires = "http")]
+    #[arg(long, value_name = "TEXT", help_heading = HEARTBEAT, conflicts_with_all = NOT_HTTP)]
     body: Option<String>,
     /// A regular expression that the answer's body must match
-    #[arg(long, value_name = "REGEX", help_heading = HEARTBEAT, requires = "http")]
+    #[arg(long, value_name = "REGEX", help_heading = HEARTBEAT, conflicts_with_all = NOT_HTTP)]
     body_match: Option<String>,
     /// How many redirects to follow [default: 0]
-    #[arg(long, value_name = "N", help_heading = HEARTBEAT, requires = "http")]
+    #[arg(long, value_name = "N", help_heading = HEARTBEAT, conflicts_with_all = NOT_HTTP)]
     max_redirects: Option<u8>,
     /// Accept any certificate
-    #[arg(long, help_heading = HEARTBEAT, requires = "http")]
+    #[arg(long, help_heading = HEARTBEAT, conflicts_with_all = NOT_HTTP)]
     insecure_skip_tls_verify: bool,
 }
 
@@ -483,9 +486,11 @@ mod tests {
             (&["--http", "http://x", "-H", "A: 1", "-H", "A: 2"], "given twice"),
             (&["--http", "http://x", "--expect-status", "ok"], "--expect-status"),
             (&["--image", "x", "--http", "http://x"], "cannot be used with"),
-            (&["--handler", "h", "--memory", "1Gi"], "--image"),
-            (&["--handler", "h", "--", "cmd"], "--image"),
-            (&["--image", "x", "--body-match", "x"], "--http"),
+            (&["--handler", "h", "--memory", "1Gi"], "cannot be used with"),
+            (&["--handler", "h", "--", "cmd"], "cannot be used with"),
+            (&["--workflow", "w", "-e", "A=1"], "cannot be used with"),
+            (&["--image", "x", "--body-match", "x"], "cannot be used with"),
+            (&["--memory", "1Gi"], "--image"),
             (&[], "--image"),
         ] {
             let error = parse(args).expect_err(&format!("{args:?} was accepted"));
