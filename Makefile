@@ -1,0 +1,59 @@
+# Leasehold. `make` lists what there is; `make demo` shows it at work; `make test` is what CI runs.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+export PATH := $(PATH):$(HOME)/.cargo/bin
+# Warnings are errors only where CI decides, so that half-done work still compiles.
+DENY := -D warnings
+
+.PHONY: help
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+.PHONY: demo
+demo: ## Install what is missing, build, and run jobs on a private PostgreSQL and Docker (DEMO_EXIT=1 ends by itself)
+	@tools/needs.sh demo
+	@cargo build --quiet --locked
+	@exec tools/demo.sh target/debug/leasehold
+
+.PHONY: test
+test: fmt lint boundary it doc ## Everything that CI runs
+
+.PHONY: fmt
+fmt: ## Formatting, checked
+	cargo fmt --all --check
+
+.PHONY: lint
+lint: ## Lints, denied
+	cargo clippy --locked --workspace --all-targets -- $(DENY)
+
+.PHONY: boundary
+boundary: ## The protocol's crate knows no database and no Docker
+	@! cargo tree --locked -p leasehold-actors -e normal --all-features --prefix none | grep -E '^(tokio-postgres|deadpool|bollard|refinery|leasehold) '
+
+.PHONY: unit
+unit: ## Tests that need no service
+	cargo nextest run --locked --workspace --lib
+
+.PHONY: it
+it: ## All tests, with a private PostgreSQL and two private Docker engines
+	@tools/needs.sh test
+	cargo build --locked --workspace --bins --examples
+	tests/services.sh run -- cargo nextest run --locked --workspace
+
+.PHONY: doc
+doc: ## Documentation and its examples
+	RUSTDOCFLAGS="$(DENY)" cargo doc --locked --workspace --no-deps --quiet
+	cargo test --locked --workspace --doc --quiet
+
+.PHONY: bench
+bench: ## The benchmark of docs/benchmarks.md, on a private PostgreSQL
+	@tools/needs.sh test
+	cargo build --locked --release
+	tests/services.sh run -- bash -c 'target/release/leasehold bench --database-url "$$LEASEHOLD_TEST_DATABASE_URL"'
+
+.PHONY: clean
+clean: ## Remove what was built, and stop the tests' services
+	-tests/services.sh stop
+	cargo clean
