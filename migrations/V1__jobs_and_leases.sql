@@ -157,15 +157,22 @@ create index ready_by_workflow on leasehold.ready (namespace, workflow, job_id) 
 -- RUNNING. Hot and narrow: no index covers anything that a renewal changes, so every renewal is HOT.
 create table leasehold.leases (
     job_id bigint primary key,
-    namespace text not null,
-    token uuid not null,
-    epoch bigint not null,
-    worker_id text not null,
-    process_id uuid not null,
+    -- Right behind the key, before anything of variable width: recovery's scan reads these two and the third.
     lease_expires_at timestamptz not null,
-    lease_ms integer not null,
+    -- Cleanup was given up for now; recovery looks again then. ('-infinity': at once)
+    recovery_not_before timestamptz not null default '-infinity',
+    epoch bigint not null,
+    -- The epoch of the latest claim; a takeover keeps it.
+    claim_epoch bigint not null,
     granted_at timestamptz not null,
+    token uuid not null,
+    process_id uuid not null,
+    lease_ms integer not null,
     renewals integer not null default 0,
+    -- The present claim was renewed at least once, by whichever holder: work may have begun.
+    claim_renewed boolean not null default false,
+    namespace text not null,
+    worker_id text not null,
     cancel_requested_at timestamptz,
     -- A renewal later than either extends nothing.
     cancel_deadline timestamptz,
@@ -175,8 +182,6 @@ create table leasehold.leases (
     node_endpoint text,
     node_engine_id text,
     container_id text,
-    -- Cleanup was given up for now; recovery looks again then.
-    recovery_not_before timestamptz,
     kind leasehold.job_kind not null,
     route text not null,
     task text not null default '',
