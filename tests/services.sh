@@ -154,30 +154,44 @@ take_down() {
     clean "${1:-}"
 }
 
-# Also after a SIGKILL of everything: daemons by their pid files, mounts by their place, then the files.
+# Also after a SIGKILL of everything.
 clean() {
-    local file pid
-    for file in "$dir"/engine*/pid "$dir"/engine*/exec/containerd/containerd.pid; do
+    local pid
+    pid=$(head -1 "$dir/pg/data/postmaster.pid" 2>/dev/null) || pid=
+    if [ -n "$pid" ] && grep -qa postgres "/proc/$pid/cmdline" 2>/dev/null; then privileged kill -QUIT "$pid" 2>/dev/null || true; fi
+    if [ "${1:-}" = keep-logs ]; then
+        sweep "$dir" "$dir"/engine[0-9] "$dir/p" "$dir/pg" "$dir/keeper.pid"
+    else
+        sweep "$dir" "$dir"
+    fi
+}
+
+# sweep ROOT PATH...: ends every daemon under ROOT by its pid file, unmounts what is mounted there, removes PATHs.
+sweep() {
+    local root=$1 file pid
+    shift
+    # `p` holds the engines that single tests start for themselves.
+    for file in "$root"/{,engine*/,p/*/}{pid,exec/containerd/containerd.pid}; do
         pid=$(cat "$file" 2>/dev/null) || continue
         if grep -qaE 'dockerd|containerd' "/proc/$pid/cmdline" 2>/dev/null; then
             privileged kill -KILL "$pid" 2>/dev/null || true
         fi
     done
-    # Shims outlive a killed containerd; they carry our exec root in their arguments.
-    for pid in $(grep -laF "$dir/engine" /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3); do
-        grep -qa containerd-shim "/proc/$pid/cmdline" 2>/dev/null && privileged kill -KILL "$pid" 2>/dev/null || true
+    # Shims outlive a killed containerd, and their containers them; they carry our exec root in their arguments.
+    for pid in $(grep -laF "$root/" /proc/[0-9]*/cmdline 2>/dev/null | cut -d/ -f3); do
+        if grep -qa containerd-shim "/proc/$pid/cmdline" 2>/dev/null; then
+            for child in $(cat "/proc/$pid/task/$pid/children" 2>/dev/null); do privileged kill -KILL "$child" 2>/dev/null || true; done
+            privileged kill -KILL "$pid" 2>/dev/null || true
+        fi
     done
-    pid=$(head -1 "$dir/pg/data/postmaster.pid" 2>/dev/null) || pid=
-    if [ -n "$pid" ] && grep -qa postgres "/proc/$pid/cmdline" 2>/dev/null; then privileged kill -QUIT "$pid" 2>/dev/null || true; fi
     for _ in $(seq 50); do
-        awk -v d="$dir/" 'index($2, d) == 1 { print $2 }' /proc/self/mounts | sort -r | while read -r mount; do
+        awk -v d="$root/" 'index($2, d) == 1 { print $2 }' /proc/self/mounts | sort -r | while read -r mount; do
             privileged umount -l "$mount" 2>/dev/null || true
         done
-        if [ "${1:-}" = keep-logs ]; then privileged rm -rf "$dir"/engine[0-9] "$dir/pg" "$dir/keeper.pid" 2>/dev/null && return
-        else privileged rm -rf "$dir" 2>/dev/null && return; fi
+        privileged rm -rf "$@" 2>/dev/null && return
         sleep 0.1
     done
-    fail "could not remove $dir: something still uses it"
+    fail "could not remove $*: something still uses it"
 }
 
 # --- commands ---------------------------------------------------------------------------------------
@@ -249,6 +263,7 @@ env) environment ;;
 stop) stop ;;
 status) if running; then cat "$dir/env"; else echo "not running"; fi ;;
 _keeper) keeper ;;
+_sweep) sweep "$2" "$2" ;;
 help | --help | -h) help ;;
 *) help >&2; exit 2 ;;
 esac

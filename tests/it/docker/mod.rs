@@ -1,1 +1,3 @@
-//! Integration tests: docker.
+//! The engine adapter on real Docker daemons. Containers run without a network.
+
+mod exits;

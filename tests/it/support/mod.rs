@@ -1,5 +1,6 @@
 //! What the tests stand on: services, a database each, and waiting for facts.
 
 pub mod database;
+pub mod engine;
 pub mod eventually;
 pub mod services;
