@@ -67,8 +67,9 @@ impl Endpoint {
     /// # Errors
     /// [`ConnectError::Endpoint`] when it is neither.
     pub fn parse(text: &str, tls: bool) -> Result<Self, ConnectError> {
-        let refuse =
-            |reason: &str| Err(ConnectError::Endpoint { endpoint: text.to_owned(), reason: reason.to_owned() });
+        let refuse = |reason: &str| {
+            Err(ConnectError::Endpoint { endpoint: text.to_owned(), reason: reason.to_owned() })
+        };
         if let Some(path) = text.strip_prefix("unix://") {
             return match Path::new(path) {
                 path if path.is_absolute() => Ok(Self::Unix(path.to_owned())),
@@ -93,7 +94,8 @@ impl Endpoint {
             Ok(url) => match url.host_str() {
                 Some(host) => {
                     // `Url` drops port 80, the scheme's own, from what it reports.
-                    let port = if rest.trim_end_matches('/').ends_with(":80") { Some(80) } else { url.port() };
+                    let port =
+                        if rest.trim_end_matches('/').ends_with(":80") { Some(80) } else { url.port() };
                     Ok(Self::Tcp(format!("{host}:{}", port.unwrap_or(default_port))))
                 }
                 None => refuse("has no host"),
@@ -312,7 +314,9 @@ fn tls_config(files: &TlsFiles) -> Result<rustls::ClientConfig, ConnectError> {
 
     let mut roots = rustls::RootCertStore::empty();
     for authority in certificates(CA, &files.ca, &ca)? {
-        roots.add(authority).map_err(|e| tls_file(CA, &files.ca, format!("holds no usable certificate: {e}")))?;
+        roots
+            .add(authority)
+            .map_err(|e| tls_file(CA, &files.ca, format!("holds no usable certificate: {e}")))?;
     }
     let chain = certificates(CERT, &files.cert, &certificate)?;
     let key = PrivateKeyDer::from_pem_slice(&key)
@@ -385,7 +389,9 @@ mod tests {
             ("http://host:2375", true, "plain HTTP"),
         ] {
             match Endpoint::parse(text, tls) {
-                Err(ConnectError::Endpoint { reason, .. }) => assert!(reason.contains(word), "{text}: {reason}"),
+                Err(ConnectError::Endpoint { reason, .. }) => {
+                    assert!(reason.contains(word), "{text}: {reason}")
+                }
                 other => panic!("{text}: {other:?}"),
             }
         }
@@ -398,7 +404,9 @@ mod tests {
         let empty = directory.join(format!("leasehold-empty-{}.pem", std::process::id()));
         std::fs::write(&empty, "").expect("the temporary folder can be written");
         let missing = directory.join("leasehold-no-such-file.pem");
-        for (ca, word) in [(&missing, "cannot be read"), (&directory, "is a directory"), (&empty, "no certificate")] {
+        for (ca, word) in
+            [(&missing, "cannot be read"), (&directory, "is a directory"), (&empty, "no certificate")]
+        {
             let files = TlsFiles { ca: ca.clone(), cert: empty.clone(), key: empty.clone() };
             let error = Connection::open("tcp://127.0.0.1:1", Some(&files)).expect_err("a file is unusable");
             assert!(matches!(error, ConnectError::TlsFile { setting: "RUNTIME_TLS_CA", .. }), "{error}");

@@ -34,7 +34,9 @@ pub(super) fn timed_out(operation: &'static str, limit: Duration) -> EngineError
 /// Classifies what bollard reports for calls about a container or about the engine itself.
 pub(super) fn classify(operation: &'static str, error: Error) -> EngineError {
     match error {
-        Error::DockerResponseServerError { status_code, message } => refusal(operation, status_code, &message),
+        Error::DockerResponseServerError { status_code, message } => {
+            refusal(operation, status_code, &message)
+        }
         Error::RequestTimeoutError => engine_error(
             operation,
             EngineErrorKind::Timeout,
@@ -252,12 +254,17 @@ mod tests {
             ("exec: \"nope\": executable file not found in $PATH: unknown", Some(127), Some(127)),
             ("exec: \"/etc/passwd\": permission denied: unknown", Some(126), Some(126)),
             ("exec /bin/other: exec format error", Some(128), Some(126)),
-            ("chdir to cwd (\"/nope\") set in config.json failed: no such file or directory", Some(128), Some(126)),
+            (
+                "chdir to cwd (\"/nope\") set in config.json failed: no such file or directory",
+                Some(128),
+                Some(126),
+            ),
             ("unable to find user nobody-here: no matching entries in passwd file", Some(128), Some(126)),
             ("mkdir /bin/busybox: not a directory", Some(128), Some(126)),
             ("cgroup: no space left on device", Some(128), None),
         ] {
-            let error = classify_failed_start(classify("start", answer(500, &format!("{runc}{words}"))), code);
+            let error =
+                classify_failed_start(classify("start", answer(500, &format!("{runc}{words}"))), code);
             assert_eq!(error.exit_code, expected, "{words}");
             assert_eq!(error.kind == EngineErrorKind::BadRequest, expected.is_some(), "{words}");
         }
@@ -268,11 +275,17 @@ mod tests {
     fn a_pull_that_no_retry_can_cure_is_told_from_one_that_a_retry_may() {
         for (words, permanent) in [
             ("manifest for 127.0.0.1:5000/a:nope not found: manifest unknown: manifest unknown", true),
-            ("pull access denied for lab/none, repository does not exist or may require 'docker login'", true),
+            (
+                "pull access denied for lab/none, repository does not exist or may require 'docker login'",
+                true,
+            ),
             ("Get \"http://127.0.0.1:5000/v2/\": no basic auth credentials", true),
             ("unauthorized: authentication required", true),
             ("no matching manifest for linux/amd64 in the manifest list entries", true),
-            ("Get \"http://127.0.0.1:5000/v2/\": dial tcp 127.0.0.1:5000: connect: connection refused", false),
+            (
+                "Get \"http://127.0.0.1:5000/v2/\": dial tcp 127.0.0.1:5000: connect: connection refused",
+                false,
+            ),
             ("toomanyrequests: You have reached your pull rate limit", false),
             ("unexpected EOF", false),
             ("write /var/lib/docker/tmp/GetImageBlob1: no space left on device", false),
@@ -280,8 +293,7 @@ mod tests {
             let inside = Error::DockerStreamError { error: words.to_owned() };
             for error in [inside, answer(500, words)] {
                 let error = classify_pull("lab/x:1", classify("pull", error));
-                let kind =
-                    if permanent { EngineErrorKind::NoSuchImage } else { EngineErrorKind::PullFailed };
+                let kind = if permanent { EngineErrorKind::NoSuchImage } else { EngineErrorKind::PullFailed };
                 assert_eq!(error.kind, kind, "{words}");
                 assert!(error.message.contains(words), "{}", error.message);
             }

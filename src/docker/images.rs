@@ -36,8 +36,10 @@ impl DockerEngine {
     /// # Errors
     /// [`EngineError`] when the engine does not answer.
     pub async fn has_image(&self, image: &str) -> Result<bool, EngineError> {
-        let answer = self
-            .ask("inspect image", self.limits().look, |client| async move { client.inspect_image(image).await })
+        let answer =
+            self.ask("inspect image", self.limits().look, |client| async move {
+                client.inspect_image(image).await
+            })
             .await;
         match answer {
             Ok(_) => Ok(true),

@@ -125,8 +125,10 @@ impl DockerEngine {
     }
 
     async fn inspect_raw(&self, id: &str) -> Result<Option<ContainerInspectResponse>, EngineError> {
-        let answer = self
-            .ask("inspect", self.limits().look, |client| async move { client.inspect_container(id, None).await })
+        let answer =
+            self.ask("inspect", self.limits().look, |client| async move {
+                client.inspect_container(id, None).await
+            })
             .await;
         match answer {
             Ok(found) => Ok(Some(found)),
@@ -178,7 +180,10 @@ impl DockerEngine {
     }
 
     /// The flag for "killed for memory" can come after the exit, and has been lost: the event is asked too.
-    async fn with_memory_evidence(&self, mut status: ContainerStatus) -> Result<ContainerStatus, EngineError> {
+    async fn with_memory_evidence(
+        &self,
+        mut status: ContainerStatus,
+    ) -> Result<ContainerStatus, EngineError> {
         let ContainerState::Exited { code: KILLED, oom_killed: false, .. } = status.state else {
             return Ok(status);
         };
@@ -266,7 +271,12 @@ impl DockerEngine {
     }
 
     /// Not running, and not there, count as signalled.
-    async fn signal(&self, operation: &'static str, id: &ContainerId, signal: &str) -> Result<(), EngineError> {
+    async fn signal(
+        &self,
+        operation: &'static str,
+        id: &ContainerId,
+        signal: &str,
+    ) -> Result<(), EngineError> {
         let options = KillContainerOptionsBuilder::new().signal(signal).build();
         let answer = self
             .ask(operation, self.limits().act, |client| async move {
@@ -296,7 +306,8 @@ impl DockerEngine {
         match answer {
             Err(error) if error.kind == EngineErrorKind::NoSuchContainer => Ok(()),
             Err(error)
-                if error.kind == EngineErrorKind::Conflict && error.message.contains("already in progress") =>
+                if error.kind == EngineErrorKind::Conflict
+                    && error.message.contains("already in progress") =>
             {
                 Ok(())
             }
@@ -312,8 +323,10 @@ impl DockerEngine {
         let wanted: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let filters = HashMap::from([("label", wanted)]);
         let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
-        let found = self
-            .ask("list", self.limits().look, |client| async move { client.list_containers(Some(options)).await })
+        let found =
+            self.ask("list", self.limits().look, |client| async move {
+                client.list_containers(Some(options)).await
+            })
             .await?;
         // The summary knows neither exit codes nor times.
         let ids: Vec<String> = found.into_iter().filter_map(|summary| summary.id).collect();
@@ -366,7 +379,9 @@ fn state_of(state: DockerState) -> Result<ContainerState, EngineError> {
     use ContainerStateStatusEnum as Status;
     Ok(match state.status {
         Some(Status::CREATED) => ContainerState::Created,
-        Some(Status::RUNNING | Status::RESTARTING | Status::STOPPING) => ContainerState::Running { paused: false },
+        Some(Status::RUNNING | Status::RESTARTING | Status::STOPPING) => {
+            ContainerState::Running { paused: false }
+        }
         Some(Status::PAUSED) => ContainerState::Running { paused: true },
         Some(Status::EXITED) => ContainerState::Exited {
             code: state.exit_code.and_then(|code| i32::try_from(code).ok()).unwrap_or(KILLED),
@@ -410,14 +425,20 @@ mod tests {
     #[test]
     fn states_are_told_apart() {
         let state = |status, exit_code| {
-            state_of(DockerState { status: Some(status), exit_code: Some(exit_code), ..DockerState::default() })
-                .expect("a state")
+            state_of(DockerState {
+                status: Some(status),
+                exit_code: Some(exit_code),
+                ..DockerState::default()
+            })
+            .expect("a state")
         };
         use ContainerStateStatusEnum as Status;
         assert_eq!(state(Status::CREATED, 127), ContainerState::Created);
         assert_eq!(state(Status::PAUSED, 0), ContainerState::Running { paused: true });
         assert_eq!(state(Status::REMOVING, 0), ContainerState::Dead);
-        let ContainerState::Exited { code, oom_killed, .. } = state(Status::EXITED, 3) else { panic!("exited") };
+        let ContainerState::Exited { code, oom_killed, .. } = state(Status::EXITED, 3) else {
+            panic!("exited")
+        };
         assert_eq!((code, oom_killed), (3, false));
         assert!(state_of(DockerState::default()).is_err());
     }

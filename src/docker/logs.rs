@@ -80,7 +80,9 @@ impl DockerEngine {
                     live.forget(&id);
                 });
             }
-            Err(error) => tracing::debug!(container = %id, %error, "no live output; the engine's record is read"),
+            Err(error) => {
+                tracing::debug!(container = %id, %error, "no live output; the engine's record is read")
+            }
         }
     }
 
@@ -118,7 +120,8 @@ impl DockerEngine {
                 Ok(client) => client,
                 Err(error) => return stream::iter([Err(error)]).boxed(),
             };
-            let options = LogsOptionsBuilder::new().follow(true).stdout(true).stderr(true).tail("all").build();
+            let options =
+                LogsOptionsBuilder::new().follow(true).stdout(true).stderr(true).tail("all").build();
             client.logs(id.as_str(), Some(options)).filter_map(|item| async { chunk(item) }).boxed()
         })
         .flatten()

@@ -104,7 +104,12 @@ impl DockerEngine {
     }
 
     /// Makes one call under its limit, after the API version was agreed on.
-    async fn ask<T, F, A>(&self, operation: &'static str, limit: Duration, request: F) -> Result<T, EngineError>
+    async fn ask<T, F, A>(
+        &self,
+        operation: &'static str,
+        limit: Duration,
+        request: F,
+    ) -> Result<T, EngineError>
     where
         F: FnOnce(Docker) -> A + Send,
         A: Future<Output = Result<T, bollard::errors::Error>> + Send,
@@ -140,9 +145,10 @@ impl DockerEngine {
             Err(_) => return Err(not_applied(error::timed_out(operation, limit))),
         };
         let newest = version.api_version.unwrap_or_default();
-        self.shared.connection.agree(&newest, version.min_api_version.as_deref()).map_err(|reason| {
-            error::engine_error(operation, EngineErrorKind::Engine, Applied::No, reason)
-        })
+        self.shared
+            .connection
+            .agree(&newest, version.min_api_version.as_deref())
+            .map_err(|reason| error::engine_error(operation, EngineErrorKind::Engine, Applied::No, reason))
     }
 
     /// Asks the engine who it is, and whether it still speaks the agreed version: it may have been upgraded.
@@ -150,7 +156,8 @@ impl DockerEngine {
         const OPERATION: &str = "info";
         let client = self.shared.connection.client().map_err(|e| error::classify(OPERATION, e))?;
         self.agree(OPERATION, &client).await?;
-        let info = self.ask(OPERATION, self.limits().look, |client| async move { client.info().await }).await?;
+        let info =
+            self.ask(OPERATION, self.limits().look, |client| async move { client.info().await }).await?;
         let missing = |what: &str| {
             error::engine_error(
                 OPERATION,

@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 
-use bollard::models::{ContainerCreateBody, HostConfig, HostConfigLogConfig, RestartPolicy, RestartPolicyNameEnum};
+use bollard::models::{
+    ContainerCreateBody, HostConfig, HostConfigLogConfig, RestartPolicy, RestartPolicyNameEnum,
+};
 use leasehold_actors::{domain::ContainerSpec, ports::ContainerPlan};
 
 /// The engine's own record of the output, read only when the live stream broke or another worker took over.
@@ -44,7 +46,10 @@ fn host_config(spec: &ContainerSpec) -> HostConfig {
         pids_limit: spec.pids_limit,
         network_mode: spec.network.clone(),
         // Whose exit is it? Never that of a later run.
-        restart_policy: Some(RestartPolicy { name: Some(RestartPolicyNameEnum::NO), maximum_retry_count: None }),
+        restart_policy: Some(RestartPolicy {
+            name: Some(RestartPolicyNameEnum::NO),
+            maximum_retry_count: None,
+        }),
         // The exit code must still be there when somebody asks for it.
         auto_remove: Some(false),
         log_config: Some(HostConfigLogConfig {

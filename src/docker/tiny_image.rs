@@ -41,7 +41,12 @@ pub(super) fn busybox_tree() -> Result<Vec<u8>, TinyImageError> {
         tar.entry(folder, Kind::Folder, 0o755, b"");
     }
     tar.entry("tmp/", Kind::Folder, 0o1777, b"");
-    tar.entry("etc/passwd", Kind::File, 0o644, b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n");
+    tar.entry(
+        "etc/passwd",
+        Kind::File,
+        0o644,
+        b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
+    );
     tar.entry("etc/group", Kind::File, 0o644, b"root:x:0:\nnobody:x:65534:\n");
     tar.entry("bin/busybox", Kind::File, 0o755, &program);
     for tool in tools.lines().filter(|tool| !tool.is_empty() && *tool != "busybox") {
@@ -65,9 +70,7 @@ fn needs_libraries(program: &[u8]) -> bool {
         } else {
             (number(28, 4)?, number(42, 2)?, number(44, 2)?)
         };
-        (0..count)
-            .map(|i| number(usize::try_from(table + i * size).ok()?, 4))
-            .collect::<Option<Vec<u64>>>()
+        (0..count).map(|i| number(usize::try_from(table + i * size).ok()?, 4)).collect::<Option<Vec<u64>>>()
     };
     !program.starts_with(b"\x7fELF") || headers().is_none_or(|kinds| kinds.contains(&INTERPRETER))
 }

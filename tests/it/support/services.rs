@@ -35,7 +35,8 @@ pub fn private_folder() -> PathBuf {
 
 /// Ends whatever still runs in such a folder, and removes it.
 pub fn sweep(folder: &Path) {
-    let status = Command::new(SCRIPT).arg("_sweep").arg(folder).status().expect("tests/services.sh can be run");
+    let status =
+        Command::new(SCRIPT).arg("_sweep").arg(folder).status().expect("tests/services.sh can be run");
     assert!(status.success() || std::thread::panicking(), "{} could not be removed", folder.display());
 }
 
