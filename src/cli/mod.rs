@@ -7,7 +7,9 @@ mod error;
 mod flags;
 mod job_args;
 mod man;
+mod migrate;
 mod output;
+mod store;
 mod text;
 
 use std::process::ExitCode;
@@ -39,6 +41,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Migrate(migrate::Args),
     Config(config::Args),
     Completions(completions::Args),
     Man(man::Args),
@@ -69,6 +72,7 @@ pub fn main() -> ExitCode {
 
 fn dispatch(command: Command, settings: &Effective) -> Result<Exit, CliError> {
     match command {
+        Command::Migrate(args) => migrate::run(&args, settings),
         Command::Config(args) => config::run(&args, settings),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),

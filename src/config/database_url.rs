@@ -2,12 +2,26 @@
 
 use std::str::FromStr;
 
-use tokio_postgres::config::{Host, SslMode};
+use tokio_postgres::{Config, config::Host};
+
+use crate::postgres::tls::split_tls;
+
+/// The driver's reading of an address, and the `sslmode`, which it knows only half of.
+fn parse(url: &str) -> Option<(Config, Option<String>)> {
+    let (rest, mode, _) = split_tls(url.trim());
+    Some((Config::from_str(&rest).ok()?, mode))
+}
 
 /// Says why an address cannot be understood, without repeating any of it.
 pub(super) fn check(url: &str) -> Result<(), String> {
-    let config = tokio_postgres::Config::from_str(url)
-        .map_err(|_| "is no database address; a password with @ : / or % must be percent-encoded in a URL")?;
+    let (config, mode) = parse(url)
+        .ok_or("is no database address; a password with @ : / or % must be percent-encoded in a URL")?;
+    if let Some(mode) = mode
+        && !["disable", "allow", "prefer", "require", "verify-ca", "verify-full"].contains(&mode.as_str())
+    {
+        return Err("has an unknown sslmode; use disable, allow, prefer, require, verify-ca or verify-full"
+            .to_owned());
+    }
     if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
         return Err("names no host".to_owned());
     }
@@ -17,7 +31,7 @@ pub(super) fn check(url: &str) -> Result<(), String> {
 /// The address without its password, for people: `host=… port=… user=… password=*** dbname=…`.
 #[must_use]
 pub fn masked(url: &str) -> String {
-    let Ok(config) = tokio_postgres::Config::from_str(url) else { return "***".to_owned() };
+    let Some((config, mode)) = parse(url) else { return "***".to_owned() };
     let mut parts = Vec::new();
     for host in config.get_hosts() {
         parts.push(match host {
@@ -40,10 +54,8 @@ pub fn masked(url: &str) -> String {
     if let Some(name) = config.get_dbname() {
         parts.push(format!("dbname={name}"));
     }
-    match config.get_ssl_mode() {
-        SslMode::Disable => parts.push("sslmode=disable".to_owned()),
-        SslMode::Require => parts.push("sslmode=require".to_owned()),
-        _ => {}
+    if let Some(mode) = mode {
+        parts.push(format!("sslmode={mode}"));
     }
     parts.join(" ")
 }

@@ -274,6 +274,13 @@ impl Effective {
             runtime_tls: self.tls()?,
         };
         settings.check()?;
+        if let Err(e) = crate::workload::egress::EgressPolicy::new(&settings.heartbeat_allow) {
+            let message = format!(
+                "{:?} is no address, network or host; write 10.0.0.0/8, db.internal or 10.1.2.3:8080",
+                e.rule
+            );
+            return Err(ConfigError::relation("HEARTBEAT_ALLOW", message));
+        }
         Ok(settings)
     }
 

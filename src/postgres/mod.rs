@@ -18,7 +18,7 @@ pub mod retry;
 mod session;
 mod sql_file;
 pub mod submit;
-mod tls;
+pub(crate) mod tls;
 pub mod workers;
 pub mod workflow;
 

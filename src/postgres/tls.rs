@@ -64,7 +64,7 @@ pub(crate) struct Address {
 }
 
 /// Takes `sslmode` and `sslrootcert` out of a connection string: the driver knows only half of their values.
-fn split_tls(url: &str) -> (String, Option<String>, Option<PathBuf>) {
+pub(crate) fn split_tls(url: &str) -> (String, Option<String>, Option<PathBuf>) {
     let (mut mode, mut root) = (None, None);
     let mut keep = |pair: &str| {
         let Some((key, value)) = pair.split_once('=') else { return true };
