@@ -198,6 +198,19 @@ create table leasehold.leases (
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 create index leases_by_workflow on leasehold.leases (namespace, workflow, job_id) where overlap_limit is not null;
 
+-- The one predicate of authority: is this lease live, now, for exactly this holder? The planner puts the body in the
+-- place of every call. It reads the clock itself: call it on a row that is locked already, never before.
+-- Who only reads or appends under a lease locks its row FOR KEY SHARE: renewals (NO KEY UPDATE) go on meanwhile, while
+-- ends and takeovers (UPDATE) wait.
+create function leasehold.lease_is_live(
+    lease_namespace text, lease_token uuid, lease_worker text, lease_process uuid, lease_expires_at timestamptz,
+    namespace text, token uuid, worker text, process uuid
+) returns boolean
+language sql volatile as $$
+    select lease_token = token and lease_process = process and lease_worker = worker and lease_namespace = namespace
+           and lease_expires_at > clock_timestamp()
+$$;
+
 -- Terminal; append-only.
 create table leasehold.ended (
     job_id bigint primary key,
@@ -248,13 +261,15 @@ create table leasehold.lease_history (
     primary key (job_id, epoch)
 );
 
--- Claims by command id: a repeat is the same claim. Tokens are not kept here; a repeat presents them again.
+-- Claims by command id: a repeat is the same claim. Each grant is (job, epoch): an epoch has one token for good, so
+-- the token need not stand here, and a takeover, which has another epoch, is not mistaken for the grant.
 create table leasehold.commands (
     command_id uuid primary key,
     namespace text not null,
     operation text not null,
     request_hash text not null,
     jobs bigint[] not null,
+    epochs bigint[] not null,
     created_at timestamptz not null default clock_timestamp()
 );
 create index commands_by_age on leasehold.commands (created_at);
