@@ -3,25 +3,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+pub use crate::domain::lease::StopReason;
 use crate::{
     domain::{ContainerId, Failure, NodeId},
     error::StoreError,
     fence::{ContainerGuard, Entry, Hold, Kill, Watch},
     ports::{Attach, Authority, Grant, LeaseStore, LogAppend, LogBatch, Renewal},
 };
-
-/// Why a workload must stop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopReason {
-    /// Somebody asked for the job to be cancelled.
-    Canceled,
-    /// It ran longer than it may.
-    TimedOut,
-    /// The lease is lost, or could not be renewed in time: nothing may be reported any more.
-    LeaseLost,
-    /// The worker shuts down; the job is given back.
-    Draining,
-}
 
 /// What became of a workload.
 #[derive(Debug, Clone, PartialEq)]

@@ -5,6 +5,7 @@
 pub mod definition;
 pub mod ids;
 pub mod job;
+pub mod lease;
 pub mod quantity;
 
 pub use definition::{
