@@ -4,7 +4,10 @@ pub mod clock;
 pub mod domain;
 pub mod error;
 pub mod fence;
+#[cfg(test)]
+mod fixtures;
 pub mod nodes;
+pub mod permits;
 pub mod ports;
 pub mod runtime_node_actor;
 pub mod settings;
