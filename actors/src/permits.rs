@@ -255,6 +255,13 @@ impl Permits {
         self.pool.reconcile.notified().await;
     }
 
+    /// Whether every permit is free.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        let state = self.pool.lock();
+        state.free() == state.capacity
+    }
+
     /// Resolves when every permit is free.
     pub async fn quiet(&self) {
         loop {
@@ -262,11 +269,9 @@ impl Permits {
             let mut quiet = std::pin::pin!(quiet);
             // Registered before the look, so that the change in between is not missed.
             quiet.as_mut().enable();
-            let state = self.pool.lock();
-            if state.free() == state.capacity {
+            if self.is_quiet() {
                 return;
             }
-            drop(state);
             quiet.await;
         }
     }

@@ -1,0 +1,679 @@
+//! One LeaseActor per grant: renews the lease, starts the workload, watches its time, reports its end.
+//!
+//! The rules are in [`crate::domain::lease`]; this is the shell that turns answers and timers into events and
+//! performs the effects. Calls to the store and the workload itself run beside the actor and come back as
+//! events, so that its timers are never held up.
+//!
+//! | message | from | meaning |
+//! |---|---|---|
+//! | [`StopWork`] | supervision | give the job back: stop the work, at most this long |
+//! | [`RenewNow`] | supervision | a cancel may have been requested: ask now instead of at the next renewal |
+//!
+//! It has one timer, set for the earliest thing to do and looked at again when it fires: a job that ends at
+//! once never touches it again.
+
+use std::{sync::Arc, time::Duration};
+
+use actix::{
+    Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, SpawnHandle, WrapFuture,
+};
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use crate::{
+    clock::{Anchor, Deadline},
+    domain::{
+        CommandId, Epoch, Failure, FailureKind, JobId, JobKind,
+        lease::{Effect, Event, Phase, Report, StopReason, WorkEnd},
+    },
+    error::{Applied, StoreError},
+    fence::{STUCK_AFTER, Terms, Watch},
+    leases::LeaseEnv,
+    permits::ActivePermit,
+    ports::{End, Ended, Grant, Renewal},
+    runtime_node_actor::RunContainer,
+    work::{LeaseContext, WorkOutcome},
+};
+
+/// The most calls of one sort that are waited for at once. The second one is sent when the first has had its
+/// time; an answer to either counts.
+const CALLS_AT_ONCE: u8 = 2;
+
+/// The first wait before a call that failed is repeated; it doubles with every failure.
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+
+/// Stop the work and give the job back. Sent in a drain.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct StopWork {
+    /// How long the work may take to stop before it is ended by force.
+    pub kill_in: Duration,
+}
+
+/// Ask the store now what it thinks of the lease. A hint, sent when a cancel may have been requested.
+#[derive(Debug, Clone, Copy, Message)]
+#[rtype(result = "()")]
+pub struct RenewNow;
+
+/// Calls of one sort: when to send the next one.
+#[derive(Debug)]
+struct Calls {
+    waited_for: u8,
+    /// When the next call is due while none is waited for.
+    due: Instant,
+    /// When the call that is waited for has had its time.
+    overdue: Instant,
+    failures: u32,
+}
+
+impl Calls {
+    fn due_now() -> Self {
+        let now = Instant::now();
+        Self { waited_for: 0, due: now, overdue: now, failures: 0 }
+    }
+
+    fn next(&self) -> Option<Instant> {
+        match self.waited_for {
+            0 => Some(self.due),
+            n if n < CALLS_AT_ONCE => Some(self.overdue),
+            _ => None,
+        }
+    }
+
+    fn sent(&mut self, timeout: Duration) {
+        self.waited_for += 1;
+        self.overdue = Instant::now() + timeout;
+    }
+
+    fn answered(&mut self) {
+        self.waited_for = self.waited_for.saturating_sub(1);
+        self.failures = 0;
+    }
+
+    fn failed(&mut self, longest: Duration) {
+        self.waited_for = self.waited_for.saturating_sub(1);
+        let wait = FIRST_RETRY.saturating_mul(1 << self.failures.min(10)).min(longest);
+        self.failures += 1;
+        self.due = Instant::now() + wait;
+    }
+}
+
+/// The report of an end, the same at every repeat.
+#[derive(Debug)]
+struct Pending {
+    command: CommandId,
+    end: Arc<End>,
+    calls: Calls,
+    give_up: Instant,
+}
+
+/// The holder of one grant.
+#[derive(Debug)]
+pub struct LeaseActor {
+    env: Arc<LeaseEnv>,
+    permit: Option<ActivePermit>,
+    grant: Arc<Grant>,
+    phase: Phase,
+    /// The local deadline; the fence has it too once work runs.
+    deadline: Deadline,
+    watch: Option<Watch>,
+    renewals: Calls,
+    renewing: bool,
+    times_out: Option<Instant>,
+    /// Set by a drain: how long stopping may take.
+    kill_in: Option<Duration>,
+    outcome: Option<WorkOutcome>,
+    report: Option<Pending>,
+    refusal: Option<String>,
+    alarm: Option<(Instant, SpawnHandle)>,
+    give_back: bool,
+}
+
+impl LeaseActor {
+    /// Starts the actor of a grant. `asked` was taken before the claim was sent. With `give_back` (a drain
+    /// has begun) the grant is released without anything being started.
+    pub fn start_for(env: &Arc<LeaseEnv>, permit: ActivePermit, asked: Anchor, give_back: bool) {
+        let grant = Arc::clone(permit.grant());
+        let (job, epoch) = (grant.authority.job, grant.authority.epoch);
+        let actor = Self {
+            env: Arc::clone(env),
+            permit: Some(permit),
+            phase: Phase::Confirming,
+            deadline: asked.after(grant.lease.saturating_sub(env.timings.safety_margin)),
+            watch: None,
+            renewals: Calls::due_now(),
+            renewing: true,
+            times_out: None,
+            kill_in: None,
+            outcome: None,
+            report: None,
+            refusal: None,
+            alarm: None,
+            give_back,
+            grant,
+        };
+        env.alive.enter(job, epoch, actor.start());
+    }
+
+    fn job(&self) -> JobId {
+        self.grant.authority.job
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.grant.authority.epoch
+    }
+
+    /// When the work must begin to stop if no renewal is confirmed before.
+    fn asked_when(&self) -> Deadline {
+        match &self.watch {
+            Some(watch) => watch.entry().asked_when(),
+            None => self.deadline.earlier(self.grant.lease / 8),
+        }
+    }
+
+    // -----------------------------------------------------------------------------------------------
+    // Events in, effects out
+    // -----------------------------------------------------------------------------------------------
+
+    /// Every event comes through here, and with it the look at the deadline: the check stands before each
+    /// effect, not only in a timer.
+    fn feed(&mut self, event: Event, ctx: &mut Context<Self>) {
+        if event != Event::ReportAnswered && event != Event::Deadline && self.deadline.has_passed() {
+            self.step(Event::Deadline, ctx);
+        }
+        self.step(event, ctx);
+        self.arm(ctx);
+    }
+
+    fn step(&mut self, event: Event, ctx: &mut Context<Self>) {
+        if self.phase == Phase::Closed {
+            return;
+        }
+        let before = self.phase;
+        match self.phase.on(event) {
+            Ok((phase, effect)) => {
+                self.phase = phase;
+                if phase != before {
+                    tracing::debug!(job = %self.job(), epoch = %self.epoch(), ?event, ?phase, "lease");
+                }
+                self.perform(effect, ctx);
+            }
+            Err(illegal) => {
+                // A defect of ours. The safe way out is that of a dead actor: the work is told that its
+                // lease is lost, and the permit awaits reconciliation.
+                tracing::error!(job = %self.job(), epoch = %self.epoch(), %illegal, "lease given up");
+                self.close(ctx);
+            }
+        }
+    }
+
+    fn perform(&mut self, effect: Effect, ctx: &mut Context<Self>) {
+        match effect {
+            Effect::None => {}
+            Effect::Start => self.start_work(ctx),
+            Effect::Stop(reason) => {
+                if reason == StopReason::LeaseLost {
+                    self.env.tally.leases_lost.one();
+                    tracing::warn!(job = %self.job(), epoch = %self.epoch(),
+                        "lease not renewed in time, stopping the work");
+                }
+                let grace = if reason == StopReason::LeaseLost { None } else { self.kill_in };
+                if let Some(watch) = &self.watch {
+                    watch.stop(reason, grace);
+                }
+            }
+            Effect::KillLost => {
+                if let Some(watch) = &self.watch {
+                    if watch.entry().stop_reason() != Some(StopReason::LeaseLost) {
+                        self.env.tally.leases_lost.one();
+                        tracing::warn!(job = %self.job(), epoch = %self.epoch(), "lease lost, ending the work");
+                    }
+                    watch.stop(StopReason::LeaseLost, None);
+                    watch.kill();
+                }
+            }
+            Effect::Kill => {
+                tracing::warn!(job = %self.job(), epoch = %self.epoch(),
+                    "the work did not stop in its time, ending it");
+                if let Some(watch) = &self.watch {
+                    watch.kill();
+                }
+            }
+            Effect::Report(report) => self.begin_report(report, ctx),
+            Effect::StopRenewing => self.renewing = false,
+            Effect::Free => {
+                if let Some(permit) = self.permit.take() {
+                    permit.free();
+                }
+                self.close(ctx);
+            }
+            Effect::Reconcile => self.close(ctx),
+        }
+    }
+
+    /// Ends the actor. A permit that is still here goes to reconciliation by its guard.
+    fn close(&mut self, ctx: &mut Context<Self>) {
+        self.phase = Phase::Closed;
+        self.permit = None;
+        ctx.stop();
+    }
+
+    // -----------------------------------------------------------------------------------------------
+    // Renewals
+    // -----------------------------------------------------------------------------------------------
+
+    fn renew(&mut self, ctx: &mut Context<Self>) {
+        self.renewals.sent(self.env.timings.store_timeout);
+        let anchor = Anchor::now();
+        let (env, grant) = (Arc::clone(&self.env), Arc::clone(&self.grant));
+        let call = async move { env.store.renew(&grant.authority).await };
+        ctx.spawn(call.into_actor(self).map(move |answer, act, ctx| act.renewed(anchor, answer, ctx)));
+    }
+
+    fn renewed(&mut self, asked: Anchor, answer: Result<Renewal, StoreError>, ctx: &mut Context<Self>) {
+        let timings = self.env.timings;
+        match answer {
+            // Nothing that is not a time still ahead counts as renewed.
+            Ok(Renewal::Held { remaining, cancel_requested }) if !remaining.is_zero() => {
+                self.renewals.answered();
+                self.env.tally.renewals_held.one();
+                let deadline = asked.after(remaining.saturating_sub(timings.safety_margin));
+                // The first renewal replaces what was only guessed from the claim (a replayed grant may be
+                // older than its answer); afterwards a late answer to an older call takes nothing back.
+                self.deadline = match self.phase {
+                    Phase::Confirming => deadline,
+                    _ => self.deadline.max(deadline),
+                };
+                if let Some(watch) = &self.watch {
+                    watch.renewed(deadline);
+                }
+                // A lease that the store extends no further (a cancel or run deadline) is asked for again
+                // in time all the same.
+                let next = timings.renew_interval.min(remaining.saturating_sub(timings.safety_margin) / 2);
+                self.renewals.due = (asked.instant() + next).max(Instant::now() + FIRST_RETRY);
+                let late = self.phase == Phase::Confirming && self.asked_when().has_passed();
+                self.feed(
+                    match (late, cancel_requested) {
+                        (true, _) => Event::LeaseRunsOut,
+                        (false, true) => Event::CancelSeen,
+                        (false, false) => Event::Held,
+                    },
+                    ctx,
+                );
+            }
+            Ok(Renewal::Held { .. }) => {
+                self.renewals.failed(timings.store_timeout);
+                self.env.tally.renewals_unknown.one();
+                self.arm(ctx);
+            }
+            Ok(Renewal::NotLive) => {
+                self.renewals.answered();
+                self.env.tally.renewals_not_live.one();
+                self.feed(Event::NotLive, ctx);
+            }
+            Err(error) => {
+                self.renewals.failed(timings.store_timeout);
+                self.env.tally.renewals_unknown.one();
+                tracing::warn!(job = %self.job(), epoch = %self.epoch(), %error,
+                    left = ?self.deadline.remaining(), "not renewed, asking again");
+                self.arm(ctx);
+            }
+        }
+    }
+
+    // -----------------------------------------------------------------------------------------------
+    // The workload
+    // -----------------------------------------------------------------------------------------------
+
+    fn start_work(&mut self, ctx: &mut Context<Self>) {
+        self.env.tally.work_started.one();
+        let watch = self.env.fence.tie(Terms {
+            job: self.job(),
+            epoch: self.epoch(),
+            deadline: self.deadline,
+            lease: self.grant.lease,
+            stop_grace: self.env.timings.stop_grace,
+        });
+        if let Some(permit) = &self.permit {
+            permit.works(Arc::clone(watch.entry()));
+        }
+        let lease = LeaseContext::new(Arc::clone(&self.grant), Arc::clone(&self.env.store), &watch);
+        let hold = watch.entry().hold();
+        let (env, grant) = (Arc::clone(&self.env), Arc::clone(&self.grant));
+        let span = tracing::info_span!("job", job = %self.job(), epoch = %self.epoch(),
+            attempt = self.grant.attempt, worker = %self.grant.authority.owner.worker);
+        let work = async move {
+            let _hold = hold;
+            match grant.kind {
+                JobKind::Container => run_container(&env, &grant, lease).await,
+                JobKind::Handler | JobKind::Heartbeat | JobKind::Recipe => env.runner.run(grant, lease).await,
+            }
+        };
+        // A task of its own: it can be ended from the fence's thread, and its panic stays its own.
+        let task = actix_rt::spawn(work.instrument(span));
+        watch.cancels(task.abort_handle());
+        self.watch = Some(watch);
+        self.times_out = self.grant.timeout.map(|limit| Instant::now() + limit);
+        ctx.spawn(task.into_actor(self).map(|ended, act, ctx| {
+            act.outcome = Some(match ended {
+                Ok(outcome) => outcome,
+                Err(error) => match error.try_into_panic() {
+                    Ok(panic) => {
+                        act.env.tally.work_panicked.one();
+                        WorkOutcome::Failed(Failure::new(FailureKind::System, "panic", panic_text(&*panic)))
+                    }
+                    Err(_aborted) => WorkOutcome::Stopped,
+                },
+            });
+            act.wait_until_over(ctx);
+        }));
+    }
+
+    /// The task has ended; what it started elsewhere (a handler's own task, a container) may not have.
+    fn wait_until_over(&mut self, ctx: &mut Context<Self>) {
+        let Some(watch) = &self.watch else { return };
+        if watch.entry().is_over() {
+            return self.work_ended(ctx);
+        }
+        let entry = Arc::clone(watch.entry());
+        let over = async move { entry.over().await };
+        ctx.spawn(over.into_actor(self).map(|(), act, ctx| act.work_ended(ctx)));
+    }
+
+    fn work_ended(&mut self, ctx: &mut Context<Self>) {
+        let lost = self.watch.as_ref().and_then(|w| w.entry().stop_reason()) == Some(StopReason::LeaseLost);
+        if lost && self.phase != Phase::Stopping(StopReason::LeaseLost) {
+            // The fence was first.
+            self.step(Event::LeaseRunsOut, ctx);
+        }
+        let end = match &self.outcome {
+            Some(WorkOutcome::Completed { .. } | WorkOutcome::Failed(_)) => WorkEnd::ByItself,
+            Some(WorkOutcome::Stopped) | None => WorkEnd::Stopped,
+        };
+        self.feed(Event::WorkEnded(end), ctx);
+    }
+
+    // -----------------------------------------------------------------------------------------------
+    // The report
+    // -----------------------------------------------------------------------------------------------
+
+    fn begin_report(&mut self, report: Report, ctx: &mut Context<Self>) {
+        let end = self.end_for(report);
+        self.report = Some(Pending {
+            command: CommandId::generate(),
+            end: Arc::new(end),
+            calls: Calls::due_now(),
+            give_up: Instant::now() + self.grant.lease,
+        });
+        self.send_report(ctx);
+    }
+
+    fn end_for(&mut self, report: Report) -> End {
+        let failure = match report {
+            Report::Outcome => match self.outcome.take() {
+                Some(WorkOutcome::Completed { exit_code, output }) => {
+                    return End::Complete { exit_code, output };
+                }
+                Some(WorkOutcome::Failed(failure)) => failure,
+                Some(WorkOutcome::Stopped) | None => stopped_unasked(),
+            },
+            Report::Cancel => return End::Cancel,
+            Report::Release => return End::Release { delay: Duration::ZERO, reason: "drain" },
+            Report::TimedOut => Failure::new(
+                FailureKind::Timeout,
+                "timeout",
+                format!("ran longer than its timeout of {:?}", self.grant.timeout.unwrap_or_default()),
+            ),
+            Report::StoppedUnasked => stopped_unasked(),
+            Report::Refused => Failure::new(
+                FailureKind::System,
+                "report_refused",
+                format!(
+                    "the work ended, but the database refused its result: {}",
+                    self.refusal.take().unwrap_or_default()
+                ),
+            ),
+        };
+        End::Fail { failure, defaults: self.env.retry_defaults }
+    }
+
+    fn send_report(&mut self, ctx: &mut Context<Self>) {
+        let Some(pending) = &mut self.report else { return };
+        pending.calls.sent(self.env.timings.store_timeout);
+        let (command, end) = (pending.command, Arc::clone(&pending.end));
+        let (env, grant) = (Arc::clone(&self.env), Arc::clone(&self.grant));
+        let call = async move { env.store.end(&grant.authority, command, &end).await };
+        ctx.spawn(call.into_actor(self).map(move |answer, act, ctx| act.reported(command, answer, ctx)));
+    }
+
+    fn reported(&mut self, command: CommandId, answer: Result<Ended, StoreError>, ctx: &mut Context<Self>) {
+        // An answer to an earlier report that was replaced says nothing about this one.
+        let Some(pending) = self.report.as_mut().filter(|pending| pending.command == command) else {
+            return;
+        };
+        match answer {
+            Ok(Ended::PayloadConflict { current_revision }) => {
+                pending.calls.answered();
+                self.refusal = Some(format!("the payload is at revision {current_revision}"));
+                self.feed(Event::ReportRefused, ctx);
+            }
+            Ok(ended) => {
+                pending.calls.answered();
+                let end = Arc::clone(&pending.end);
+                self.count(&end, &ended);
+                self.feed(Event::ReportAnswered, ctx);
+            }
+            Err(error) => {
+                pending.calls.failed(self.env.timings.store_timeout);
+                self.env.tally.reports_unknown.one();
+                tracing::warn!(job = %self.job(), epoch = %self.epoch(), %error,
+                    "the end is not confirmed, asking again");
+                if error.applied == Applied::No && !error.is_retryable() {
+                    self.refusal = Some(error.message);
+                    self.feed(Event::ReportRefused, ctx);
+                } else {
+                    self.arm(ctx);
+                }
+            }
+        }
+    }
+
+    fn count(&self, end: &End, ended: &Ended) {
+        let tally = &self.env.tally;
+        let counter = match (ended, end) {
+            (Ended::NotLive, _) => &tally.reports_not_live,
+            (Ended::Terminal(crate::domain::JobState::Completed), _) => &tally.jobs_completed,
+            (Ended::Terminal(crate::domain::JobState::Canceled), _) => &tally.jobs_canceled,
+            (Ended::Released | Ended::Rescheduled, _) => &tally.jobs_released,
+            (Ended::Terminal(_) | Ended::Retrying { .. } | Ended::PayloadConflict { .. }, _) => {
+                &tally.jobs_failed
+            }
+        };
+        counter.one();
+        match ended {
+            Ended::NotLive => tracing::warn!(job = %self.job(), epoch = %self.epoch(),
+                "the end came too late: the lease was not live any more"),
+            _ => tracing::debug!(job = %self.job(), epoch = %self.epoch(), ?ended, "ended"),
+        }
+    }
+
+    // -----------------------------------------------------------------------------------------------
+    // The one timer
+    // -----------------------------------------------------------------------------------------------
+
+    /// Sets the timer for the earliest thing to do. One that is set for an earlier time stays: it finds out
+    /// when it fires that there is nothing to do yet.
+    fn arm(&mut self, ctx: &mut Context<Self>) {
+        let Some(next) = self.next_due() else { return };
+        match self.alarm {
+            Some((at, _)) if at <= next => return,
+            Some((_, handle)) => {
+                ctx.cancel_future(handle);
+            }
+            None => {}
+        }
+        let wait = next.saturating_duration_since(Instant::now());
+        let handle = ctx.run_later(wait, |act, ctx| {
+            act.alarm = None;
+            act.on_alarm(ctx);
+        });
+        self.alarm = Some((next, handle));
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        let lost = self.phase == Phase::Stopping(StopReason::LeaseLost);
+        let mut due = [None; 5];
+        match self.phase {
+            Phase::Closed => return None,
+            Phase::Confirming | Phase::Running | Phase::Stopping(_) if !lost => {
+                due[0] = Some(self.asked_when().instant());
+            }
+            Phase::Confirming | Phase::Running | Phase::Stopping(_) => {
+                // After the deadline the work has been ended by force; its end is an event, not a time.
+                due[0] = (!self.deadline.has_passed()).then(|| self.deadline.instant());
+            }
+            Phase::Reporting(_) => due[0] = Some(self.deadline.instant()),
+        }
+        if self.phase.renews() && self.renewing {
+            due[1] = self.renewals.next();
+        }
+        if self.phase == Phase::Running {
+            due[2] = self.times_out;
+        }
+        if let (Phase::Stopping(_), false, Some(watch)) = (self.phase, lost, &self.watch) {
+            let kill_at = watch.entry().killed_when();
+            if !kill_at.has_passed() {
+                due[3] = Some(kill_at.instant());
+            } else if self.renewing {
+                due[3] = Some(kill_at.later(STUCK_AFTER).instant());
+            }
+        }
+        if let (Phase::Reporting(_), Some(pending)) = (self.phase, &self.report) {
+            let next = pending.calls.next().unwrap_or(pending.give_up);
+            due[4] = Some(next.min(pending.give_up));
+        }
+        due.into_iter().flatten().min()
+    }
+
+    fn on_alarm(&mut self, ctx: &mut Context<Self>) {
+        let now = Instant::now();
+        if self.deadline.has_passed() {
+            self.step(Event::Deadline, ctx);
+        } else if (self.phase.has_work() || self.phase == Phase::Confirming)
+            && self.phase.renews()
+            && self.asked_when().has_passed()
+        {
+            self.step(Event::LeaseRunsOut, ctx);
+        }
+        if self.phase == Phase::Running && self.times_out.is_some_and(|at| at <= now) {
+            self.step(Event::TimedOut, ctx);
+        }
+        if let (Phase::Stopping(_), Some(watch)) = (self.phase, &self.watch)
+            && watch.entry().killed_when().has_passed()
+            && !watch.entry().is_over()
+            && self.phase.renews()
+        {
+            self.step(Event::StopGraceOver, ctx);
+            if watch_is_stuck(self.watch.as_ref()) {
+                // The job must not be held for ever by work that cannot be ended: its lease runs out, and
+                // recovery decides. The permit stays stuck until the work ends.
+                self.renewing = false;
+            }
+        }
+        if self.phase.renews() && self.renewing && self.renewals.next().is_some_and(|at| at <= now) {
+            self.renew(ctx);
+        }
+        if let (Phase::Reporting(_), Some(pending)) = (self.phase, &self.report) {
+            if pending.give_up <= now {
+                self.step(Event::ReportGivenUp, ctx);
+            } else if pending.calls.next().is_some_and(|at| at <= now) {
+                self.send_report(ctx);
+            }
+        }
+        self.arm(ctx);
+    }
+}
+
+fn watch_is_stuck(watch: Option<&Watch>) -> bool {
+    watch.is_some_and(|watch| watch.entry().is_stuck())
+}
+
+fn stopped_unasked() -> Failure {
+    Failure::new(FailureKind::System, "stopped", "the work stopped before its end although nobody asked")
+}
+
+async fn run_container(env: &LeaseEnv, grant: &Grant, lease: LeaseContext) -> WorkOutcome {
+    let failed =
+        |code: &str, text: String| WorkOutcome::Failed(Failure::new(FailureKind::System, code, text));
+    let Some(placement) = &grant.placement else {
+        return failed("not_placed", "the claim named no runtime node for this container".to_owned());
+    };
+    let node = match env.nodes.actor_of(placement) {
+        Ok(node) => node,
+        Err(error) => return failed("node_unusable", error.to_string()),
+    };
+    match node.send(RunContainer { lease }).await {
+        Ok(outcome) => outcome,
+        // Its panic, or its death. What it may have left running is ended by the fence before this counts
+        // as the end of the work.
+        Err(error) => failed(
+            "node_actor_died",
+            format!("the part of this worker that talks to node {} failed: {error}", placement.node),
+        ),
+    }
+}
+
+/// The text of a panic, where it has one.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let fixed = panic.downcast_ref::<&str>().copied();
+    match fixed.or_else(|| panic.downcast_ref::<String>().map(String::as_str)) {
+        Some(text) => format!("the workload panicked: {text}"),
+        None => "the workload panicked with a value that is no text".to_owned(),
+    }
+}
+
+impl Actor for LeaseActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Context<Self>) {
+        if self.give_back {
+            self.feed(Event::Drain, ctx);
+        } else {
+            self.renew(ctx);
+            self.arm(ctx);
+        }
+    }
+}
+
+impl Handler<StopWork> for LeaseActor {
+    type Result = ();
+
+    fn handle(&mut self, message: StopWork, ctx: &mut Context<Self>) {
+        // While it unwinds from a panic, actix still hands an actor what is in its mailbox.
+        if std::thread::panicking() || self.phase == Phase::Closed {
+            return;
+        }
+        self.kill_in = Some(message.kill_in);
+        self.feed(Event::Drain, ctx);
+    }
+}
+
+impl Handler<RenewNow> for LeaseActor {
+    type Result = ();
+
+    fn handle(&mut self, _: RenewNow, ctx: &mut Context<Self>) {
+        if std::thread::panicking() || !self.phase.renews() || !self.renewing {
+            return;
+        }
+        if self.renewals.waited_for < CALLS_AT_ONCE {
+            self.renew(ctx);
+            self.arm(ctx);
+        }
+    }
+}
+
+impl Drop for LeaseActor {
+    fn drop(&mut self) {
+        self.env.alive.leave(self.job(), self.epoch());
+    }
+}

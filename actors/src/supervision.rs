@@ -1,0 +1,336 @@
+//! Starts the actors of a worker in order, keeps them alive, drains them, and says how they are.
+//!
+//! Start: fence, reconciler, claimer, dispatcher. Drain, in the order that lets the least go wrong:
+//!
+//! ```text
+//!  drain(grace) ─▶ dispatch and claim no more ─▶ renew and wait for the work to end ─▶ all free: done
+//!       (what a late answer grants is given back)        │ grace over
+//!                                                        ▼
+//!                 stop the work (at most 4 s), release, reconcile ─▶ done at the latest 8 s after the grace
+//! ```
+//!
+//! A singleton that ends unasked is rebuilt by its [`Slot`]; one that keeps dying is fatal:
+//! [`Supervision::fatal`] resolves, and the process ends with an error, because the database and the other
+//! workers can go on without it, but not with a worker that only looks alive.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::watch;
+
+use crate::{
+    claim_actor::{ClaimActor, ClaimParts, ClaimStatus, NotClaiming, StopClaiming, Wake},
+    dispatch_actor::{DispatchActor, DispatchParts, LookAgain},
+    domain::JobId,
+    fence::{Fence, OnStuck},
+    lease_actor::{RenewNow, StopWork},
+    leases::{Alive, LeaseEnv, Tally, TallySnapshot},
+    nodes::{Nodes, StartNode},
+    permits::{PermitCounts, Permits},
+    ports::{LeaseStore, WorkRunner},
+    reconcile_actor::ReconcileActor,
+    settings::ActorSettings,
+    slot::{Slot, SlotState},
+};
+
+/// How long work may take to stop once the grace of a drain is over.
+const STOP_IN: Duration = Duration::from_secs(4);
+
+/// How long after the grace a drain ends at the latest, whatever is left. (The promise is 10 s.)
+const LAST_WORDS: Duration = Duration::from_secs(8);
+
+/// How long [`Supervision::stop_now`] waits for the store to confirm what it can.
+const STOP_NOW_LIMIT: Duration = Duration::from_secs(2);
+
+/// What a worker is made of.
+pub struct WorkerParts {
+    /// The jobs service.
+    pub store: Arc<dyn LeaseStore>,
+    /// Runs HEARTBEAT and HANDLER jobs.
+    pub runner: Arc<dyn WorkRunner>,
+    /// Starts the actor of a runtime node.
+    pub start_node: StartNode,
+    /// Told, on the fence's thread, of every workload that cannot be ended.
+    pub on_stuck: OnStuck,
+    /// What to do, and how fast.
+    pub settings: ActorSettings,
+}
+
+impl std::fmt::Debug for WorkerParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WorkerParts").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+/// Why the process must end with an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Fatal {
+    /// A singleton keeps dying.
+    #[error("the {0} loop keeps dying; see the log for its panics")]
+    KeepsDying(&'static str),
+}
+
+/// How one of the loops is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoopHealth {
+    /// Its name.
+    pub name: &'static str,
+    /// How it is doing.
+    pub state: SlotState,
+    /// How often it has died.
+    pub deaths: u32,
+}
+
+/// How a worker is doing, as plain data.
+#[derive(Debug, Clone)]
+pub struct WorkerHealth {
+    /// The loops that must live.
+    pub loops: Vec<LoopHealth>,
+    /// Permits by state; they add up to the capacity.
+    pub permits: PermitCounts,
+    /// Why nothing is claimed at the moment, if so.
+    pub not_claiming: Option<NotClaiming>,
+    /// LeaseActors alive.
+    pub leases: usize,
+    /// Workloads that the fence watches.
+    pub watched: usize,
+    /// Workloads that the fence ended by force since the start.
+    pub forced_ends: u64,
+    /// A drain has begun.
+    pub draining: bool,
+    /// Counters since the start.
+    pub tally: TallySnapshot,
+}
+
+impl WorkerHealth {
+    /// Whether everything that should live does, and nothing is stuck.
+    #[must_use]
+    pub fn is_good(&self) -> bool {
+        let alive =
+            |l: &LoopHealth| l.state == SlotState::Alive || (self.draining && l.state == SlotState::Stopped);
+        self.loops.iter().all(alive) && self.permits.stuck == 0
+    }
+}
+
+/// What a drain left behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drained {
+    /// Permits by state at its end. All free: every job ended or was given back, and the store confirmed it.
+    pub permits: PermitCounts,
+}
+
+impl Drained {
+    /// Whether nothing is left in hand.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.permits.free == self.permits.total()
+    }
+}
+
+/// The running actors of one worker. Cheap to clone; usable from any thread.
+#[derive(Debug, Clone)]
+pub struct Supervision {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    env: Arc<LeaseEnv>,
+    permits: Permits,
+    status: Arc<ClaimStatus>,
+    draining: Arc<AtomicBool>,
+    fatal: watch::Receiver<Option<Fatal>>,
+    reconcile: Slot<ReconcileActor>,
+    claim: Slot<ClaimActor>,
+    dispatch: Option<Slot<DispatchActor>>,
+}
+
+impl Supervision {
+    /// Starts everything on this thread's arbiter.
+    ///
+    /// # Errors
+    /// When the operating system gives no thread for the fence.
+    pub fn start(parts: WorkerParts) -> std::io::Result<Self> {
+        let settings = parts.settings;
+        let env = Arc::new(LeaseEnv {
+            store: parts.store,
+            runner: parts.runner,
+            nodes: Nodes::new(parts.start_node),
+            fence: Fence::start(parts.on_stuck)?,
+            timings: settings.timings,
+            retry_defaults: settings.retry_defaults,
+            alive: Alive::default(),
+            tally: Tally::default(),
+        });
+        let permits = Permits::new(settings.claim.concurrency);
+        let (dead, fatal) = watch::channel(None);
+        let dead = Arc::new(dead);
+        let keeps_dying = || {
+            let dead = Arc::clone(&dead);
+            move |name| {
+                dead.send_replace(Some(Fatal::KeepsDying(name)));
+            }
+        };
+
+        let reconcile = {
+            let (env, permits) = (Arc::clone(&env), permits.clone());
+            let make = move || ReconcileActor::new(Arc::clone(&env), permits.clone());
+            Slot::guard("reconcile", make, keeps_dying())
+        };
+        let (status, draining) = (Arc::new(ClaimStatus::default()), Arc::new(AtomicBool::new(false)));
+        let namespace = settings.claim.owner.namespace.clone();
+        let claim_parts = ClaimParts {
+            env: Arc::clone(&env),
+            permits: permits.clone(),
+            settings: Arc::new(settings.claim),
+            status: Arc::clone(&status),
+            draining: Arc::clone(&draining),
+        };
+        let claim = Slot::guard("claim", move || ClaimActor::new(claim_parts.clone()), keeps_dying());
+        let dispatch = settings.dispatch.map(|dispatch| {
+            let claimer = claim.clone();
+            let parts = DispatchParts {
+                env: Arc::clone(&env),
+                namespace,
+                settings: dispatch,
+                on_queued: Arc::new(move || claimer.hint(Wake)),
+            };
+            Slot::guard("dispatch", move || DispatchActor::new(parts.clone()), keeps_dying())
+        });
+        let inner = Inner { env, permits, status, draining, fatal, reconcile, claim, dispatch };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    // -----------------------------------------------------------------------------------------------
+    // Hints: each may be lost, repeated or late
+    // -----------------------------------------------------------------------------------------------
+
+    /// Something may have become QUEUED.
+    pub fn work_is_ready(&self) {
+        self.inner.claim.hint(Wake);
+    }
+
+    /// Something may be due sooner than expected.
+    pub fn work_is_waiting(&self) {
+        if let Some(dispatch) = &self.inner.dispatch {
+            dispatch.hint(LookAgain);
+        }
+    }
+
+    /// A cancel of this job may have been requested.
+    pub fn cancel_is_requested(&self, job: JobId) {
+        if let Some(lease) = self.inner.env.alive.of(job) {
+            // A full mailbox, or an actor that has just ended: the next renewal tells as well.
+            let _ = lease.try_send(RenewNow);
+        }
+    }
+
+    /// Hints may have been lost: look at everything.
+    pub fn resync(&self) {
+        self.work_is_ready();
+        self.work_is_waiting();
+        for lease in self.inner.env.alive.all() {
+            let _ = lease.try_send(RenewNow);
+        }
+    }
+
+    // -----------------------------------------------------------------------------------------------
+    // Health
+    // -----------------------------------------------------------------------------------------------
+
+    /// How the worker is doing. Walks over the jobs in hand.
+    #[must_use]
+    pub fn health(&self) -> WorkerHealth {
+        let inner = &self.inner;
+        let mut loops = vec![health_of(&inner.reconcile), health_of(&inner.claim)];
+        loops.extend(inner.dispatch.as_ref().map(health_of));
+        let permits = inner.permits.counts();
+        let no_permit = (permits.free == 0).then_some(NotClaiming::NoFreePermit);
+        WorkerHealth {
+            loops,
+            permits,
+            not_claiming: inner.status.reason().or(no_permit),
+            leases: inner.env.alive.count(),
+            watched: inner.env.fence.watched(),
+            forced_ends: inner.env.fence.kills(),
+            draining: inner.draining.load(Ordering::Acquire),
+            tally: inner.env.tally.snapshot(),
+        }
+    }
+
+    /// Resolves when the process must end with an error.
+    pub async fn fatal(&self) -> Fatal {
+        let mut fatal = self.inner.fatal.clone();
+        if let Ok(found) = fatal.wait_for(Option::is_some).await
+            && let Some(fatal) = *found
+        {
+            return fatal;
+        }
+        // The senders are gone with the arbiter: nothing can die any more.
+        std::future::pending().await
+    }
+
+    // -----------------------------------------------------------------------------------------------
+    // The end
+    // -----------------------------------------------------------------------------------------------
+
+    /// Stops taking work, lets the work in hand end by itself for `grace`, then stops it and gives it back.
+    /// Returns at the latest 8 s after the grace, whatever is left.
+    pub async fn drain(&self, grace: Duration) -> Drained {
+        self.take_no_more();
+        tracing::info!(?grace, leases = self.inner.env.alive.count(), "draining");
+        if tokio::time::timeout(grace, self.inner.permits.quiet()).await.is_err() {
+            tracing::warn!(leases = self.inner.env.alive.count(), "grace is over, stopping the work");
+            self.stop_work(STOP_IN);
+            let _ = tokio::time::timeout(LAST_WORDS, self.inner.permits.quiet()).await;
+        }
+        self.close()
+    }
+
+    /// Stops all work at once and gives back what the store confirms within 2 s. Also in the middle of a
+    /// drain.
+    pub async fn stop_now(&self) -> Drained {
+        self.take_no_more();
+        self.stop_work(Duration::ZERO);
+        let _ = tokio::time::timeout(STOP_NOW_LIMIT, self.inner.permits.quiet()).await;
+        self.close()
+    }
+
+    fn take_no_more(&self) {
+        // The flag first: it outlives a ClaimActor that dies before it reads the message.
+        self.inner.draining.store(true, Ordering::Release);
+        self.inner.claim.hint(StopClaiming);
+        if let Some(dispatch) = &self.inner.dispatch {
+            dispatch.close();
+        }
+    }
+
+    fn stop_work(&self, kill_in: Duration) {
+        for lease in self.inner.env.alive.all() {
+            #[expect(clippy::disallowed_methods, reason = "a full mailbox must not lose the order to stop")]
+            lease.do_send(StopWork { kill_in });
+        }
+    }
+
+    fn close(&self) -> Drained {
+        let permits = self.inner.permits.counts();
+        self.inner.claim.close();
+        self.inner.reconcile.close();
+        let drained = Drained { permits };
+        if drained.is_clean() {
+            tracing::info!("drained");
+        } else {
+            tracing::warn!(?permits, "drained with jobs whose end is not confirmed; their leases expire");
+        }
+        drained
+    }
+}
+
+fn health_of<A: actix::Actor<Context = actix::Context<A>>>(slot: &Slot<A>) -> LoopHealth {
+    LoopHealth { name: slot.name(), state: slot.state(), deaths: slot.deaths() }
+}
