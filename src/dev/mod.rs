@@ -2,5 +2,7 @@
 
 mod child;
 pub mod cluster;
+pub mod engine;
 pub mod folder;
+mod responder;
 mod server;
