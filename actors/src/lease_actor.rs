@@ -35,10 +35,6 @@ use crate::{
     work::{LeaseContext, WorkOutcome},
 };
 
-/// The most calls of one sort that are waited for at once. The second one is sent when the first has had its
-/// time; an answer to either counts.
-const CALLS_AT_ONCE: u8 = 2;
-
 /// The first wait before a call that failed is repeated; it doubles with every failure.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 
@@ -55,13 +51,18 @@ pub struct StopWork {
 #[rtype(result = "()")]
 pub struct RenewNow;
 
-/// Calls of one sort: when to send the next one.
+/// Calls of one sort: when to send the next one, and which are still waited for. A call that has had its time
+/// is waited for a little longer, beside its successor: a late answer counts too. The one before it is not.
 #[derive(Debug)]
 struct Calls {
-    waited_for: u8,
-    /// When the next call is due while none is waited for.
+    number: u32,
+    newest: Option<SpawnHandle>,
+    older: Option<SpawnHandle>,
+    /// The newest call is not answered, and no other has succeeded since it was sent.
+    pending: bool,
+    /// When the next call is due while none is pending.
     due: Instant,
-    /// When the call that is waited for has had its time.
+    /// When the pending call has had its time.
     overdue: Instant,
     failures: u32,
 }
@@ -69,32 +70,47 @@ struct Calls {
 impl Calls {
     fn due_now() -> Self {
         let now = Instant::now();
-        Self { waited_for: 0, due: now, overdue: now, failures: 0 }
+        Self { number: 0, newest: None, older: None, pending: false, due: now, overdue: now, failures: 0 }
     }
 
-    fn next(&self) -> Option<Instant> {
-        match self.waited_for {
-            0 => Some(self.due),
-            n if n < CALLS_AT_ONCE => Some(self.overdue),
-            _ => None,
+    fn next(&self) -> Instant {
+        if self.pending { self.overdue } else { self.due }
+    }
+
+    /// Begins a call that may take `timeout`; returns its number.
+    fn begin(&mut self, timeout: Duration) -> u32 {
+        self.number += 1;
+        self.pending = true;
+        self.overdue = Instant::now() + timeout;
+        self.number
+    }
+
+    /// The call begun last runs as `handle`; returns the one that is waited for no longer.
+    fn runs_as(&mut self, handle: SpawnHandle) -> Option<SpawnHandle> {
+        std::mem::replace(&mut self.older, self.newest.replace(handle))
+    }
+
+    fn ended(&mut self, number: u32) {
+        if number == self.number {
+            self.newest = None;
+        } else {
+            self.older = None;
         }
     }
 
-    fn sent(&mut self, timeout: Duration) {
-        self.waited_for += 1;
-        self.overdue = Instant::now() + timeout;
-    }
-
-    fn answered(&mut self) {
-        self.waited_for = self.waited_for.saturating_sub(1);
+    fn succeeded(&mut self, number: u32) {
+        self.ended(number);
+        self.pending = false;
         self.failures = 0;
     }
 
-    fn failed(&mut self, longest: Duration) {
-        self.waited_for = self.waited_for.saturating_sub(1);
-        let wait = FIRST_RETRY.saturating_mul(1 << self.failures.min(10)).min(longest);
-        self.failures += 1;
-        self.due = Instant::now() + wait;
+    fn failed(&mut self, number: u32, longest: Duration) {
+        self.ended(number);
+        if number == self.number && self.pending {
+            self.pending = false;
+            self.due = Instant::now() + FIRST_RETRY.saturating_mul(1 << self.failures.min(10)).min(longest);
+            self.failures += 1;
+        }
     }
 }
 
@@ -263,19 +279,29 @@ impl LeaseActor {
     // -----------------------------------------------------------------------------------------------
 
     fn renew(&mut self, ctx: &mut Context<Self>) {
-        self.renewals.sent(self.env.timings.store_timeout);
+        let number = self.renewals.begin(self.env.timings.store_timeout);
         let anchor = Anchor::now();
         let (env, grant) = (Arc::clone(&self.env), Arc::clone(&self.grant));
         let call = async move { env.store.renew(&grant.authority).await };
-        ctx.spawn(call.into_actor(self).map(move |answer, act, ctx| act.renewed(anchor, answer, ctx)));
+        let call = call.into_actor(self);
+        let handle = ctx.spawn(call.map(move |answer, act, ctx| act.renewed(number, anchor, answer, ctx)));
+        if let Some(given_up) = self.renewals.runs_as(handle) {
+            ctx.cancel_future(given_up);
+        }
     }
 
-    fn renewed(&mut self, asked: Anchor, answer: Result<Renewal, StoreError>, ctx: &mut Context<Self>) {
+    fn renewed(
+        &mut self,
+        number: u32,
+        asked: Anchor,
+        answer: Result<Renewal, StoreError>,
+        ctx: &mut Context<Self>,
+    ) {
         let timings = self.env.timings;
         match answer {
             // Nothing that is not a time still ahead counts as renewed.
             Ok(Renewal::Held { remaining, cancel_requested }) if !remaining.is_zero() => {
-                self.renewals.answered();
+                self.renewals.succeeded(number);
                 self.env.tally.renewals_held.one();
                 let deadline = asked.after(remaining.saturating_sub(timings.safety_margin));
                 // The first renewal replaces what was only guessed from the claim (a replayed grant may be
@@ -302,17 +328,17 @@ impl LeaseActor {
                 );
             }
             Ok(Renewal::Held { .. }) => {
-                self.renewals.failed(timings.store_timeout);
+                self.renewals.failed(number, timings.store_timeout);
                 self.env.tally.renewals_unknown.one();
                 self.arm(ctx);
             }
             Ok(Renewal::NotLive) => {
-                self.renewals.answered();
+                self.renewals.succeeded(number);
                 self.env.tally.renewals_not_live.one();
                 self.feed(Event::NotLive, ctx);
             }
             Err(error) => {
-                self.renewals.failed(timings.store_timeout);
+                self.renewals.failed(number, timings.store_timeout);
                 self.env.tally.renewals_unknown.one();
                 tracing::warn!(job = %self.job(), epoch = %self.epoch(), %error,
                     left = ?self.deadline.remaining(), "not renewed, asking again");
@@ -439,32 +465,42 @@ impl LeaseActor {
 
     fn send_report(&mut self, ctx: &mut Context<Self>) {
         let Some(pending) = &mut self.report else { return };
-        pending.calls.sent(self.env.timings.store_timeout);
+        let number = pending.calls.begin(self.env.timings.store_timeout);
         let (command, end) = (pending.command, Arc::clone(&pending.end));
         let (env, grant) = (Arc::clone(&self.env), Arc::clone(&self.grant));
         let call = async move { env.store.end(&grant.authority, command, &end).await };
-        ctx.spawn(call.into_actor(self).map(move |answer, act, ctx| act.reported(command, answer, ctx)));
+        let call = call.into_actor(self);
+        let handle = ctx.spawn(call.map(move |answer, act, ctx| act.reported(command, number, answer, ctx)));
+        if let Some(given_up) = self.report.as_mut().and_then(|pending| pending.calls.runs_as(handle)) {
+            ctx.cancel_future(given_up);
+        }
     }
 
-    fn reported(&mut self, command: CommandId, answer: Result<Ended, StoreError>, ctx: &mut Context<Self>) {
+    fn reported(
+        &mut self,
+        command: CommandId,
+        number: u32,
+        answer: Result<Ended, StoreError>,
+        ctx: &mut Context<Self>,
+    ) {
         // An answer to an earlier report that was replaced says nothing about this one.
         let Some(pending) = self.report.as_mut().filter(|pending| pending.command == command) else {
             return;
         };
         match answer {
             Ok(Ended::PayloadConflict { current_revision }) => {
-                pending.calls.answered();
+                pending.calls.succeeded(number);
                 self.refusal = Some(format!("the payload is at revision {current_revision}"));
                 self.feed(Event::ReportRefused, ctx);
             }
             Ok(ended) => {
-                pending.calls.answered();
+                pending.calls.succeeded(number);
                 let end = Arc::clone(&pending.end);
                 self.count(&end, &ended);
                 self.feed(Event::ReportAnswered, ctx);
             }
             Err(error) => {
-                pending.calls.failed(self.env.timings.store_timeout);
+                pending.calls.failed(number, self.env.timings.store_timeout);
                 self.env.tally.reports_unknown.one();
                 tracing::warn!(job = %self.job(), epoch = %self.epoch(), %error,
                     "the end is not confirmed, asking again");
@@ -535,7 +571,7 @@ impl LeaseActor {
             Phase::Reporting(_) => due[0] = Some(self.deadline.instant()),
         }
         if self.phase.renews() && self.renewing {
-            due[1] = self.renewals.next();
+            due[1] = Some(self.renewals.next());
         }
         if self.phase == Phase::Running {
             due[2] = self.times_out;
@@ -549,8 +585,7 @@ impl LeaseActor {
             }
         }
         if let (Phase::Reporting(_), Some(pending)) = (self.phase, &self.report) {
-            let next = pending.calls.next().unwrap_or(pending.give_up);
-            due[4] = Some(next.min(pending.give_up));
+            due[4] = Some(pending.calls.next().min(pending.give_up));
         }
         due.into_iter().flatten().min()
     }
@@ -580,13 +615,13 @@ impl LeaseActor {
                 self.renewing = false;
             }
         }
-        if self.phase.renews() && self.renewing && self.renewals.next().is_some_and(|at| at <= now) {
+        if self.phase.renews() && self.renewing && self.renewals.next() <= now {
             self.renew(ctx);
         }
         if let (Phase::Reporting(_), Some(pending)) = (self.phase, &self.report) {
             if pending.give_up <= now {
                 self.step(Event::ReportGivenUp, ctx);
-            } else if pending.calls.next().is_some_and(|at| at <= now) {
+            } else if pending.calls.next() <= now {
                 self.send_report(ctx);
             }
         }
@@ -665,10 +700,8 @@ impl Handler<RenewNow> for LeaseActor {
         if std::thread::panicking() || !self.phase.renews() || !self.renewing {
             return;
         }
-        if self.renewals.waited_for < CALLS_AT_ONCE {
-            self.renew(ctx);
-            self.arm(ctx);
-        }
+        self.renew(ctx);
+        self.arm(ctx);
     }
 }
 
@@ -677,3 +710,6 @@ impl Drop for LeaseActor {
         self.env.alive.leave(self.job(), self.epoch());
     }
 }
+
+#[cfg(test)]
+mod tests;

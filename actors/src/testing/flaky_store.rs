@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// A call of the port, for scripts and counters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Operation {
     /// [`LeaseStore::dispatch`]
     Dispatch,

@@ -33,6 +33,12 @@ impl World {
         command: CommandId,
         end: &End,
     ) -> Result<Ended, StoreError> {
+        // A parameter of type json is read before anything else, also for a lease that is not live.
+        if let End::Complete { output: Some(output), .. } = end
+            && serde_json::from_str::<serde::de::IgnoredAny>(output).is_err()
+        {
+            return Err(refused("complete", "the output is not JSON"));
+        }
         let Some(lease) = self.live(authority).cloned() else {
             return Ok(self.recorded_end(authority, command));
         };

@@ -98,6 +98,14 @@ impl MemoryStore {
         self.world().progress.get(&job).cloned()
     }
 
+    /// The ended leases of a job, oldest first.
+    #[must_use]
+    pub fn past_leases(&self, job: JobId) -> Vec<HistoryView> {
+        let world = self.world();
+        let range = (job, Epoch(i64::MIN))..=(job, Epoch(i64::MAX));
+        world.history.range(range).map(|(_, past)| past.view.clone()).collect()
+    }
+
     /// Ends the time of a RUNNING job's lease.
     pub fn expire_lease(&self, job: JobId) {
         let past = self.world().now() - TimeDelta::milliseconds(1);
@@ -185,9 +193,7 @@ impl StoreHarness for MemoryStore {
     }
 
     async fn history(&self, job: JobId) -> Vec<HistoryView> {
-        let world = self.world();
-        let range = (job, Epoch(i64::MIN))..=(job, Epoch(i64::MAX));
-        world.history.range(range).map(|(_, past)| past.view.clone()).collect()
+        self.past_leases(job)
     }
 
     async fn logs(&self, job: JobId) -> Vec<StoredLog> {
