@@ -4,8 +4,10 @@
 //! |---|---|
 //! | [`connect`], [`tls`], `pool`, `session`, `sql_file`, `error` | how statements reach the server, and what their errors mean |
 //! | [`migrate`] | the schema |
-//! | [`submit`], [`read`], [`cancel`], [`retry`], [`workflow`], [`nodes`], [`workers`], [`doctor`] | what people and agents ask, as methods of [`PgStore`] |
+//! | `row`, `transaction` | columns by name; several statements as one |
+//! | [`submit`], `bulk`, [`read`], [`cancel`], [`retry`], [`workflow`], [`nodes`], [`workers`], [`doctor`] | what people and agents ask, as methods of [`PgStore`] |
 
+mod bulk;
 pub mod cancel;
 pub mod connect;
 pub mod doctor;
@@ -14,13 +16,17 @@ pub mod migrate;
 pub mod nodes;
 mod pool;
 pub mod read;
+mod read_jobs;
 pub mod retry;
+mod row;
 mod session;
 mod sql_file;
 pub mod submit;
 pub(crate) mod tls;
+mod transaction;
 pub mod workers;
 pub mod workflow;
+mod workflow_change;
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -1,10 +1,11 @@
 //! What people and programs read of jobs: rows for listings, a job with its whole story, and its output.
 //!
-//! The JSON keys of these types are part of the command line's and the API's contract. No token is here.
+//! The JSON keys of these types are part of the command line's and the API's contract. No token is here. The
+//! statements behind them are in `read_jobs`.
 
 use chrono::{DateTime, Utc};
 use leasehold_actors::domain::{Epoch, FailureKind, JobId, JobKind, JobState, Namespace};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 /// One page of a listing, and where the next one begins.
@@ -14,6 +15,17 @@ pub struct Page<T> {
     pub items: Vec<T>,
     /// Hand this to the next call; none after the last page.
     pub next: Option<String>,
+}
+
+impl<T> Page<T> {
+    /// A page of `limit` rows out of one row more, where there is one.
+    pub(super) fn cut(mut items: Vec<T>, limit: i64, cursor: impl Fn(&T) -> String) -> Self {
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let more = items.len() > limit;
+        items.truncate(limit);
+        let next = items.last().filter(|_| more).map(cursor);
+        Self { items, next }
+    }
 }
 
 /// Which jobs to list. The default is: every job of a namespace, newest first, 50 a page.
@@ -52,7 +64,7 @@ impl JobFilter {
 }
 
 /// Why a job, or one of its leases, failed or was canceled.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureRow {
     /// Whose fault; none for a cancel.
     pub kind: Option<FailureKind>,
@@ -114,7 +126,7 @@ pub struct JobRow {
 }
 
 /// One lease of a job: the live one, or one that ended.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct LeaseRow {
     /// The fencing epoch.
     pub epoch: Epoch,
@@ -148,7 +160,7 @@ pub struct LeaseRow {
 }
 
 /// A person reopened a job that had ended.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ReopenRow {
     /// When.
     pub reopened_at: DateTime<Utc>,

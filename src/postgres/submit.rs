@@ -1,10 +1,20 @@
 //! Submission: one job, through the SQL function `leasehold.submit_job` that every language calls.
 
+use chrono::{DateTime, Utc};
 use leasehold_actors::{
-    domain::{InvalidDefinition, JobId},
+    domain::{InvalidDefinition, JobDefinition, JobId, NewJob, RetryPolicy},
     error::StoreError,
 };
 use serde::Serialize;
+use tokio_postgres::Row;
+
+use super::{
+    PgStore, error,
+    row::Columns,
+    session::Param,
+    sql_file::{Sql, sql},
+};
+use crate::submission;
 
 /// A job that is durable, or will be once the caller's transaction commits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -44,4 +54,118 @@ pub enum SubmitError {
     /// The database gave no answer, or refused.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+pub(crate) const SUBMIT: Sql =
+    sql!("submit_job", [TEXT, TEXT, TEXT, TEXT, TEXT, INT4, TIMESTAMPTZ, TEXT, INT8, TEXT, TEXT]);
+
+/// A request as `leasehold.submit_job` takes it. What a run of a workflow leaves out is the workflow's.
+#[derive(Debug)]
+pub(crate) struct Asked<'a> {
+    pub(crate) kind: Option<&'static str>,
+    pub(crate) definition: Option<String>,
+    pub(crate) payload: Option<&'a str>,
+    pub(crate) namespace: &'a str,
+    pub(crate) workflow: Option<&'a str>,
+    pub(crate) priority: Option<i32>,
+    pub(crate) run_at: Option<DateTime<Utc>>,
+    pub(crate) key: Option<&'a str>,
+    pub(crate) timeout_ms: Option<i64>,
+    retry: Option<String>,
+    trace_parent: Option<&'a str>,
+}
+
+impl<'a> Asked<'a> {
+    pub(crate) fn of(job: &'a NewJob) -> Self {
+        let workflow = submission::run_of(job);
+        let definition = job.definition.as_ref().filter(|_| workflow.is_none());
+        let its_own = |says_nothing: bool| workflow.is_none() || !says_nothing;
+        Self {
+            kind: definition.map(|d| d.kind().as_str()),
+            definition: definition.map(JobDefinition::to_json),
+            payload: its_own(job.payload == "null").then_some(job.payload.as_str()),
+            namespace: job.namespace.as_str(),
+            workflow,
+            priority: its_own(job.priority == 0).then_some(i32::from(job.priority)),
+            run_at: job.run_at,
+            key: job.idempotency_key.as_deref(),
+            timeout_ms: job.timeout_ms,
+            retry: (job.retry != RetryPolicy::default())
+                .then(|| serde_json::to_string(&job.retry).expect("five numbers always serialize")),
+            trace_parent: job.trace_parent.as_deref(),
+        }
+    }
+
+    pub(crate) fn params(&self) -> [Param<'_>; 11] {
+        [
+            &self.kind,
+            &self.definition,
+            &self.payload,
+            &self.namespace,
+            &self.workflow,
+            &self.priority,
+            &self.run_at,
+            &self.key,
+            &self.timeout_ms,
+            &self.retry,
+            &self.trace_parent,
+        ]
+    }
+}
+
+/// What the function answered or raised.
+pub(crate) fn answer(
+    job: &NewJob,
+    rows: Result<Vec<Row>, tokio_postgres::Error>,
+) -> Result<Submitted, SubmitError> {
+    match rows {
+        Ok(rows) => {
+            let columns = Columns::only("submit", &rows)?;
+            Ok(Submitted { job: JobId(columns.get("job_id")?), created: columns.get("created")? })
+        }
+        Err(e) => Err(refusal(job, &e).unwrap_or_else(|| error::store_error("submit", &e).into())),
+    }
+}
+
+/// The typed reason behind one of the function's own SQLSTATEs.
+fn refusal(job: &NewJob, error: &tokio_postgres::Error) -> Option<SubmitError> {
+    let db = error.as_db_error()?;
+    let name = || job.workflow.clone().unwrap_or_default();
+    Some(match db.code().code() {
+        "LH001" => {
+            let field = db.column().unwrap_or("request");
+            let reason = db.message().strip_prefix(field).and_then(|rest| rest.strip_prefix(": "));
+            InvalidDefinition::new(field, reason.unwrap_or(db.message())).into()
+        }
+        "LH002" => SubmitError::IdempotencyConflict { job: JobId(db.detail()?.parse().ok()?) },
+        "LH003" => SubmitError::WorkflowNotFound { name: name() },
+        "LH004" => SubmitError::WorkflowTerminated { name: name() },
+        _ => return None,
+    })
+}
+
+impl PgStore {
+    /// Submits one job: durable, and visible to workers, once this answers. With an idempotency key a repeat
+    /// after a lost answer is safe; without one it would be another job.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing was written, unless it is a [`SubmitError::Store`] that says "maybe".
+    pub async fn submit(&self, job: &NewJob) -> Result<Submitted, SubmitError> {
+        submission::validate(job)?;
+        let asked = Asked::of(job);
+        let session = self.session("submit").await?;
+        let limit = self.inner.pools.timeout;
+        match tokio::time::timeout(limit, session.query(&SUBMIT, &asked.params())).await {
+            Ok(rows) => {
+                if rows.as_ref().is_err_and(error::spoils_connection) {
+                    session.discard();
+                }
+                answer(job, rows)
+            }
+            Err(_) => {
+                session.discard();
+                Err(error::timed_out("submit", limit).into())
+            }
+        }
+    }
 }

@@ -1,5 +1,4 @@
-//! Workflows: named, versioned definitions. Every change that makes scheduled work stale raises the
-//! generation, and the same transaction ends the PENDING and QUEUED jobs of older ones.
+//! Workflows: named, versioned definitions; what is read of them. How they change is in `workflow_change`.
 
 use chrono::{DateTime, Utc};
 use leasehold_actors::{
@@ -8,6 +7,20 @@ use leasehold_actors::{
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
+use tokio_postgres::Row;
+
+use super::{
+    PgStore,
+    read::Page,
+    row::Columns,
+    session::Param,
+    sql_file::{Sql, sql},
+};
+use crate::submission::document::Overlap;
+
+const LIST: Sql = sql!("workflow_list", [TEXT, TEXT, INT8]);
+const SHOW: Sql = sql!("workflow_show", [TEXT, TEXT]);
+const HISTORY: Sql = sql!("workflow_history", [TEXT, TEXT]);
 
 /// Whether a workflow's runs may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -19,6 +32,18 @@ pub enum WorkflowState {
     Paused,
     /// Never again.
     Terminated,
+}
+
+impl std::str::FromStr for WorkflowState {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "ACTIVE" => Ok(Self::Active),
+            "PAUSED" => Ok(Self::Paused),
+            "TERMINATED" => Ok(Self::Terminated),
+            _ => Err(format!("unknown workflow state {text:?}")),
+        }
+    }
 }
 
 /// A workflow as a listing shows it.
@@ -139,4 +164,88 @@ pub enum WorkflowError {
     /// The database gave no answer, or refused.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl PgStore {
+    /// Workflows by name, `limit` (1 to 1000) a page; `after` is [`Page::next`] of the page before.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn workflow_list(
+        &self,
+        namespace: &Namespace,
+        limit: u32,
+        after: Option<&str>,
+    ) -> Result<Page<WorkflowRow>, StoreError> {
+        let limit = i64::from(limit.clamp(1, 1000));
+        let rows = self.call("workflow_list", &LIST, &[&namespace.as_str(), &after, &(limit + 1)]).await?;
+        let items = rows.iter().map(workflow_row).collect::<Result<Vec<_>, _>>()?;
+        Ok(Page::cut(items, limit, |row| row.name.clone()))
+    }
+
+    /// One workflow with all that is known of it.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn workflow_show(
+        &self,
+        namespace: &Namespace,
+        name: &str,
+    ) -> Result<Option<WorkflowDetail>, StoreError> {
+        let key: [Param<'_>; 2] = [&namespace.as_str(), &name];
+        let rows = self.call("workflow_show", &SHOW, &key).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let columns = Columns::new("workflow_show", row);
+        let history = self.call("workflow_history", &HISTORY, &key).await?;
+        Ok(Some(WorkflowDetail {
+            row: workflow_row(row)?,
+            definition: columns.raw("definition")?,
+            payload: columns.raw("payload")?,
+            timeout_ms: columns.get("timeout_ms")?,
+            retry: RetryPolicy {
+                max_user: columns.get("max_user")?,
+                max_system: columns.get("max_system")?,
+                max_timeout: columns.get("max_timeout")?,
+                backoff_ms: columns.get("backoff_ms")?,
+                backoff_cap_ms: columns.get("backoff_cap_ms")?,
+            },
+            jobs: UnfinishedRuns {
+                pending: columns.get("pending")?,
+                queued: columns.get("queued")?,
+                running: columns.get("running")?,
+            },
+            history: history.iter().map(workflow_change).collect::<Result<_, _>>()?,
+        }))
+    }
+}
+
+fn workflow_row(row: &Row) -> Result<WorkflowRow, StoreError> {
+    let columns = Columns::new("workflow", row);
+    let overlap = match (columns.get("overlap_serial")?, columns.get("overlap_limit")?) {
+        (true, _) => Overlap::Serial,
+        (false, Some(n)) => Overlap::AllowN(n),
+        (false, None) => Overlap::Allow,
+    };
+    Ok(WorkflowRow {
+        name: columns.get("name")?,
+        namespace: columns.parse("namespace")?,
+        state: columns.parse("state")?,
+        generation: columns.get("generation")?,
+        kind: columns.parse("kind")?,
+        route: columns.get("route")?,
+        overlap: overlap.to_string(),
+        priority: columns.get("priority")?,
+        created_at: columns.get("created_at")?,
+        updated_at: columns.get("updated_at")?,
+    })
+}
+
+fn workflow_change(row: &Row) -> Result<WorkflowChange, StoreError> {
+    let columns = Columns::new("workflow_history", row);
+    Ok(WorkflowChange {
+        generation: columns.get("generation")?,
+        change: columns.get("change")?,
+        changed_at: columns.get("changed_at")?,
+        definition: columns.raw("definition")?,
+    })
 }

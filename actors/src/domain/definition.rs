@@ -270,6 +270,15 @@ impl NewJob {
         }
     }
 
+    /// An ad-hoc run of a registered handler with this argument. An argument that has no JSON form (a map with
+    /// keys that are no strings, for example) becomes a payload that every submission refuses.
+    #[must_use]
+    pub fn handler(name: impl Into<String>, payload: &impl Serialize) -> Self {
+        let mut job = Self::ad_hoc(JobDefinition::Handler { name: name.into() });
+        job.payload = serde_json::to_string(payload).unwrap_or_else(|e| format!("no JSON form: {e}"));
+        job
+    }
+
     /// A run of a workflow, with the workflow's definition.
     #[must_use]
     pub fn of_workflow(name: impl Into<String>) -> Self {

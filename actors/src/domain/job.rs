@@ -142,6 +142,18 @@ impl fmt::Display for FailureKind {
     }
 }
 
+impl std::str::FromStr for FailureKind {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.to_ascii_uppercase().as_str() {
+            "USER" => Ok(Self::User),
+            "SYSTEM" => Ok(Self::System),
+            "TIMEOUT" => Ok(Self::Timeout),
+            _ => Err(format!("unknown kind of failure {text:?}: use USER, SYSTEM or TIMEOUT")),
+        }
+    }
+}
+
 /// Why an attempt failed. `message` is at most [`Failure::MESSAGE_LIMIT`] bytes of UTF-8 without NUL.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {

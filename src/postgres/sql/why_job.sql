@@ -1,0 +1,29 @@
+-- why_job.sql: the facts from which `job why` makes its one sentence.
+select s.state, s.kind::text, s.route, s.workflow, s.generation, s.attempt, s.priority, s.due_at, s.held_due_at, s.blocked_by,
+       s.worker_id, s.node_id, s.granted_at, s.lease_expires_at, s.cancel_requested_at, s.ended_at, s.failure_code,
+       w.state::text as workflow_state, w.generation as workflow_generation, w.overlap_serial, w.overlap_limit,
+       last.how::text as last_how, last.failure_kind::text as last_kind, last.failure_code as last_code,
+       s.due_at <= now.clock as due, s.lease_expires_at <= now.clock as expired,
+       extract(epoch from s.due_at - now.clock)::float8 as due_in_seconds,
+       (select count(*) from leasehold.nodes n where n.namespace = $1) as nodes,
+       (select count(*) from leasehold.nodes n where n.namespace = $1 and n.state = 'READY'
+           and n.heartbeat_at + n.heartbeat_ttl_ms * interval '1 ms' > now.clock) as usable_nodes,
+       (select coalesce(sum(n.max_concurrency - (select count(*) from leasehold.node_slots x
+            where x.namespace = $1 and x.node_id = n.node_id)), 0)::bigint
+        from leasehold.nodes n where n.namespace = $1 and n.state = 'READY'
+           and n.heartbeat_at + n.heartbeat_ttl_ms * interval '1 ms' > now.clock) as free_slots,
+       (select count(*) from leasehold.workers k where k.namespace = $1 and k.stopped_at is null
+           and k.seen_at > now.clock - interval '30 seconds') as workers,
+       (select count(*) from (
+            select 1 from leasehold.ready a join leasehold.ready me on me.job_id = $2
+            where a.namespace = $1 and a.kind = me.kind and a.route = me.route and a.task = me.task
+              and (a.rank, a.due_at, a.job_id) < (me.rank, me.due_at, me.job_id)
+            limit 10000) ahead) as ahead
+from leasehold.job_states s
+cross join (select clock_timestamp() as clock) now
+left join leasehold.workflows w on w.namespace = s.namespace and w.name = s.workflow
+left join lateral (
+    select h.how, h.failure_kind, h.failure_code from leasehold.lease_history h
+    where h.job_id = s.job_id order by h.epoch desc limit 1
+) last on true
+where s.namespace = $1 and s.job_id = $2
