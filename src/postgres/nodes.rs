@@ -4,10 +4,20 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use leasehold_actors::{
-    domain::{JobId, Namespace, NodeId, ProcessId},
+    domain::{Failure, FailureKind, JobId, Namespace, NodeId, ProcessId},
+    error::StoreError,
     ports::EngineInfo,
 };
 use serde::Serialize;
+use tokio_postgres::Row;
+
+use super::{
+    PgStore, error,
+    row::Columns,
+    session::Param,
+    sql_file::{Sql, sql},
+    transaction::Stop,
+};
 
 /// Whether claims may place jobs on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -131,4 +141,213 @@ pub struct NodeRow {
     pub heartbeat_age_ms: i64,
     /// When it was first registered.
     pub registered_at: DateTime<Utc>,
+}
+
+const REGISTER: Sql =
+    sql!("node_register", [TEXT, TEXT, TEXT, TEXT, UUID, INT4, TEXT, TEXT, INT8, INT8, TEXT, INT4, INT4]);
+const HOLDER: Sql = sql!("node_holder", [TEXT, TEXT]);
+const HEARTBEAT: Sql = sql!("node_heartbeat", [TEXT, TEXT, UUID, TEXT, TEXT, BOOL]);
+const CORDON: Sql = sql!("node_cordon", [TEXT, TEXT, BOOL]);
+const LIST: Sql = sql!("node_list", [TEXT]);
+const TAKE: Sql = sql!("node_take", [TEXT, TEXT]);
+const RUNNING: Sql = sql!("node_running", [TEXT, TEXT]);
+const FORGET: Sql = sql!("node_forget", [TEXT, TEXT]);
+
+impl NodeState {
+    /// The name in the database, in JSON and on the command line.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "READY",
+            Self::Draining => "DRAINING",
+            Self::Unhealthy => "UNHEALTHY",
+        }
+    }
+}
+
+impl std::str::FromStr for NodeState {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "READY" => Ok(Self::Ready),
+            "DRAINING" => Ok(Self::Draining),
+            "UNHEALTHY" => Ok(Self::Unhealthy),
+            _ => Err(format!("unknown node state {text:?}")),
+        }
+    }
+}
+
+impl PgStore {
+    /// Takes charge of a node for an agent's process. Refused while another process's heartbeat is fresh; a
+    /// changed endpoint or engine is a new incarnation.
+    ///
+    /// # Errors
+    /// [`StoreError`]. A repeat by the same process is always safe.
+    pub async fn node_register(&self, node: &NodeRegistration) -> Result<NodeRegistered, StoreError> {
+        let millis = |d: Duration| i32::try_from(d.as_millis()).unwrap_or(i32::MAX);
+        let slots = i32::try_from(node.max_concurrency).unwrap_or(i32::MAX);
+        let params: [Param<'_>; 13] = [
+            &node.namespace.as_str(),
+            &node.node.as_str(),
+            &node.endpoint,
+            &node.engine.engine_id,
+            &node.process.0,
+            &slots,
+            &node.engine.os,
+            &node.engine.architecture,
+            &node.engine.cpu_millis,
+            &node.engine.memory_bytes,
+            &node.engine.version,
+            &millis(node.heartbeat_ttl),
+            &millis(node.lost_after),
+        ];
+        // The holder may be forgotten, or fall silent, between the two statements: then it is tried anew.
+        for _ in 0..3 {
+            let rows = self.call("node_register", &REGISTER, &params).await?;
+            if let Some(row) = rows.first() {
+                let columns = Columns::new("node_register", row);
+                return Ok(NodeRegistered::Registered {
+                    incarnation: columns.get("incarnation")?,
+                    state: columns.parse("state")?,
+                });
+            }
+            let rows = self.call("node_register", &HOLDER, &params[..2]).await?;
+            if let Some(row) = rows.first() {
+                let columns = Columns::new("node_register", row);
+                let retry_after: i64 = columns.get("retry_after_ms")?;
+                return Ok(NodeRegistered::LiveElsewhere {
+                    endpoint: columns.get("endpoint")?,
+                    process: ProcessId(columns.get("process_id")?),
+                    retry_after: Duration::from_millis(retry_after.unsigned_abs()),
+                });
+            }
+        }
+        Err(error::garbled("node_register", "the node is forgotten and registered again and again"))
+    }
+
+    /// Says that the agent is alive, and how its engine is: `Ready`, `Draining` or `Unhealthy`, with words for
+    /// people.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn node_heartbeat(
+        &self,
+        namespace: &Namespace,
+        node: &NodeId,
+        process: ProcessId,
+        state: NodeState,
+        reason: Option<&str>,
+    ) -> Result<NodeBeat, StoreError> {
+        self.beat(namespace, node, process, state, reason, false).await
+    }
+
+    /// Says that the agent ends: the node takes no more jobs, and the next process may take charge at once.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn node_farewell(
+        &self,
+        namespace: &Namespace,
+        node: &NodeId,
+        process: ProcessId,
+    ) -> Result<NodeBeat, StoreError> {
+        self.beat(namespace, node, process, NodeState::Draining, Some("its agent has stopped"), true).await
+    }
+
+    async fn beat(
+        &self,
+        namespace: &Namespace,
+        node: &NodeId,
+        process: ProcessId,
+        state: NodeState,
+        reason: Option<&str>,
+        farewell: bool,
+    ) -> Result<NodeBeat, StoreError> {
+        // Engines' words may hold anything; what is stored may not.
+        let reason = reason.map(|words| Failure::new(FailureKind::System, "", words).message);
+        let params: [Param<'_>; 6] =
+            [&namespace.as_str(), &node.as_str(), &process.0, &state.as_str(), &reason, &farewell];
+        let rows = self.call("node_heartbeat", &HEARTBEAT, &params).await?;
+        match rows.first() {
+            Some(row) => Ok(NodeBeat::Recorded(Columns::new("node_heartbeat", row).parse("state")?)),
+            None => Ok(NodeBeat::NotOurs),
+        }
+    }
+
+    /// An operator drains a node (it takes no new jobs, also after a restart of its agent), or lets it take
+    /// jobs again. Answers the state in force, or nothing when there is no such node.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn node_drain(
+        &self,
+        namespace: &Namespace,
+        node: &NodeId,
+        drain: bool,
+    ) -> Result<Option<NodeState>, StoreError> {
+        let rows = self.call("node_drain", &CORDON, &[&namespace.as_str(), &node.as_str(), &drain]).await?;
+        rows.first().map(|row| Columns::new("node_drain", row).parse("state")).transpose()
+    }
+
+    /// Every node of a namespace.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn node_list(&self, namespace: &Namespace) -> Result<Vec<NodeRow>, StoreError> {
+        let rows = self.call("node_list", &LIST, &[&namespace.as_str()]).await?;
+        rows.iter().map(node_row).collect()
+    }
+
+    /// Deletes a node. Refused while jobs are RUNNING on it, unless forced: then their runtime counts as
+    /// unavailable, and what still runs there is nobody's any more.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn node_forget(
+        &self,
+        namespace: &Namespace,
+        node: &NodeId,
+        force: bool,
+    ) -> Result<NodeForgotten, StoreError> {
+        self.transaction("node_forget", 1, async |session| {
+            let key: [Param<'_>; 2] = [&namespace.as_str(), &node.as_str()];
+            if session.query(&TAKE, &key).await?.is_empty() {
+                return Ok(NodeForgotten::NotFound);
+            }
+            let rows = session.query(&RUNNING, &key).await?;
+            let running =
+                rows.iter().map(|row| row.try_get("job_id").map(JobId)).collect::<Result<Vec<_>, _>>()?;
+            if !running.is_empty() && !force {
+                return Ok(NodeForgotten::HasRunningJobs { running });
+            }
+            session.query(&FORGET, &key).await?;
+            Ok::<_, Stop<StoreError>>(NodeForgotten::Forgotten { running })
+        })
+        .await
+    }
+}
+
+fn node_row(row: &Row) -> Result<NodeRow, StoreError> {
+    let columns = Columns::new("node_list", row);
+    Ok(NodeRow {
+        id: columns.parse("node_id")?,
+        namespace: columns.parse("namespace")?,
+        state: columns.parse("state")?,
+        reason: columns.get("reason")?,
+        fresh: columns.get("fresh")?,
+        lost: columns.get("lost")?,
+        endpoint: columns.get("endpoint")?,
+        engine_id: columns.get("engine_id")?,
+        incarnation: columns.get("incarnation")?,
+        slots_used: columns.get("slots_used")?,
+        slots: columns.get("max_concurrency")?,
+        os: columns.get("os")?,
+        architecture: columns.get("architecture")?,
+        cpu_millis: columns.get("cpu_millis")?,
+        memory_bytes: columns.get("memory_bytes")?,
+        engine_version: columns.get("engine_version")?,
+        heartbeat_at: columns.get("heartbeat_at")?,
+        heartbeat_age_ms: columns.get("heartbeat_age_ms")?,
+        registered_at: columns.get("registered_at")?,
+    })
 }
