@@ -99,12 +99,16 @@ start_postgres() {
 # Own containerd namespaces: a machine-wide containerd, if one runs, is shared without being mixed up.
 # No bridge, no iptables: the machine's network stays as it is; tests run their containers with network none.
 start_engine() {
-    local n=$1 dockerd
+    local n=$1 dockerd key='{}'
     dockerd=$(PATH=$PATH:/usr/sbin:/sbin command -v dockerd) || fail "no dockerd: install the package docker.io"
     mkdir -p "$dir/engine$n"
+    # The machine's own /etc/docker/daemon.json is not meant for this one.
+    # Before 24 an engine's id is made of a machine-wide key: two engines would bear the same.
+    if [ "$("$dockerd" --version | grep -oE '[0-9]+' | head -1)" -lt 24 ]; then key="{\"deprecated-key-path\": \"$dir/engine$n/key.json\"}"; fi
+    printf '%s\n' "$key" >"$dir/engine$n/daemon.json"
     exec_privileged env PATH="$PATH:/usr/sbin:/sbin" "$dockerd" \
         --data-root "$dir/engine$n/data" --exec-root "$dir/engine$n/exec" --pidfile "$dir/engine$n/pid" \
-        -H "unix://$dir/$n.sock" --group "$(id -gn)" \
+        -H "unix://$dir/$n.sock" --group "$(id -gn)" --config-file "$dir/engine$n/daemon.json" \
         --containerd-namespace "leasehold-test-$n" --containerd-plugins-namespace "leasehold-test-$n-plugins" \
         --bridge none --iptables=false --ip-forward=false --ip-masq=false --userland-proxy=false \
         --shutdown-timeout 5 --log-level warn >"$dir/engine$n.log" 2>&1 &

@@ -108,13 +108,16 @@ fn speaks_tls(message: &str) -> bool {
 pub(super) fn classify_create(mut error: EngineError) -> EngineError {
     if error.kind == EngineErrorKind::NoSuchContainer {
         error.kind = EngineErrorKind::NoSuchImage;
-    } else if error.kind == EngineErrorKind::Engine && error.message.contains("working directory") {
-        // "the working directory 'x' is invalid, it needs to be an absolute path" comes as a 500.
+    } else if NOT_A_DIRECTORY.iter().any(|words| error.message.contains(words)) {
+        // Not a 400, though it is the definition's fault.
         error.kind = EngineErrorKind::BadRequest;
         error.exit_code = Some(CANNOT_INVOKE);
     }
     error
 }
+
+/// Words of dockerd for a working directory that is relative, or a file.
+const NOT_A_DIRECTORY: [&str; 2] = ["working directory", "is not a directory"];
 
 /// What a refused start means, once inspection has shown that the container did not run. `code` is what the
 /// engine wrote down as its exit code: 127 or 126 by its own judgement, 128 where it had none.
@@ -137,13 +140,14 @@ pub(super) fn classify_failed_start(mut error: EngineError, code: Option<i64>) -
 }
 
 /// Words of runc and dockerd for a process that can never be started as the job asks.
-const CANNOT_START: [&str; 8] = [
+const CANNOT_START: [&str; 9] = [
     "unable to find user",
     "unable to find group",
     "no matching entries in passwd file",
     "no matching entries in group file",
     "exec format error",
     "chdir to cwd",
+    "argument list too long",
     "not a directory",
     "is a directory",
 ];

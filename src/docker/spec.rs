@@ -10,9 +10,9 @@ use leasehold_actors::{domain::ContainerSpec, ports::ContainerPlan};
 
 /// The engine's own record of the output, read only when the live stream broke or another worker took over.
 ///
-/// `local` is the one driver that keeps bytes as they are: `json-file` replaces whatever is no UTF-8, and with
-/// it every character that a 16 KiB boundary cuts in two.
-const LOG_DRIVER: &str = "local";
+/// Whatever the daemon's default is, this one can be read back, and keeps every newline: `local` loses the one
+/// behind a line of more than 16 KiB (seen with Docker 20.10).
+const LOG_DRIVER: &str = "json-file";
 
 /// The create call for a plan.
 pub(super) fn create_body(plan: &ContainerPlan) -> ContainerCreateBody {
@@ -57,7 +57,6 @@ fn host_config(spec: &ContainerSpec) -> HostConfig {
             config: Some(HashMap::from([
                 ("max-size".to_owned(), log_file_size(spec)),
                 ("max-file".to_owned(), "5".to_owned()),
-                ("compress".to_owned(), "false".to_owned()),
             ])),
         }),
         ..HostConfig::default()
@@ -159,7 +158,7 @@ mod tests {
         let host = &body["HostConfig"];
         assert_eq!(host["RestartPolicy"]["Name"], "no");
         assert_eq!(host["AutoRemove"], false);
-        assert_eq!(host["LogConfig"]["Type"], "local");
+        assert_eq!(host["LogConfig"]["Type"], "json-file");
     }
 
     /// DK-33

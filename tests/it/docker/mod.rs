@@ -1,3 +1,6 @@
 //! The engine adapter on real Docker daemons. Containers run without a network.
 
 mod exits;
+mod identity;
+mod output;
+mod stopping;

@@ -159,6 +159,8 @@ impl PrivateEngine {
     pub async fn start(options: &[&str]) -> Self {
         let folder = services::private_folder();
         std::fs::create_dir_all(&folder).unwrap();
+        // The machine's own settings are not meant for this one.
+        std::fs::write(folder.join("daemon.json"), settings(&folder)).unwrap();
         let options = options.iter().map(|&option| option.to_owned()).collect();
         let mut engine = Self { folder, options, process: None };
         engine.boot().await;
@@ -196,6 +198,7 @@ impl PrivateEngine {
             .arg(format!("--exec-root={folder}/exec"))
             .arg(format!("--pidfile={folder}/pid"))
             .arg(format!("--host=unix://{folder}/d.sock"))
+            .arg(format!("--config-file={folder}/daemon.json"))
             .arg(format!("--group={}", rustix::process::getegid().as_raw()))
             .args(["--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false"])
             .args(["--userland-proxy=false", "--log-level=warn"])
@@ -261,6 +264,18 @@ impl Drop for PrivateEngine {
         }
         // With live restore, containers (and so their mounts) outlive the daemon.
         services::sweep(&self.folder);
+    }
+}
+
+/// Before Docker 24 an engine's id is made of a machine-wide key: two engines would bear the same.
+fn settings(folder: &Path) -> String {
+    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+    let version = Command::new("dockerd").env("PATH", path).arg("--version").output().expect("dockerd runs");
+    let text = String::from_utf8_lossy(&version.stdout).into_owned();
+    let major = text.split(|c: char| !c.is_ascii_digit()).find(|digits| !digits.is_empty());
+    match major.and_then(|digits| digits.parse::<u32>().ok()) {
+        Some(major) if major < 24 => format!("{{\"deprecated-key-path\": \"{}/key.json\"}}", folder.display()),
+        _ => "{}".to_owned(),
     }
 }
 
