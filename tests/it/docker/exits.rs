@@ -73,9 +73,15 @@ async fn an_exit_code_is_that_of_the_only_run() {
 async fn a_command_that_cannot_be_started_is_the_jobs_own_fault_and_says_why() {
     on_engine(1, async |engine| {
         let command = |words: &[&str]| words.iter().map(|&w| w.to_owned()).collect::<Vec<_>>();
-        let shell = || ContainerSpec { command: command(&["sh", "-c", "exit 0"]), ..ContainerSpec::default() };
+        let shell =
+            || ContainerSpec { command: command(&["sh", "-c", "exit 0"]), ..ContainerSpec::default() };
         for (what, spec, code, words) in [
-            ("missing", ContainerSpec { command: command(&["nope"]), ..ContainerSpec::default() }, 127, "nope"),
+            (
+                "missing",
+                ContainerSpec { command: command(&["nope"]), ..ContainerSpec::default() },
+                127,
+                "nope",
+            ),
             (
                 "not executable",
                 ContainerSpec { command: command(&["/etc/passwd"]), ..ContainerSpec::default() },
@@ -83,7 +89,12 @@ async fn a_command_that_cannot_be_started_is_the_jobs_own_fault_and_says_why() {
                 "permission denied",
             ),
             ("bad user", ContainerSpec { user: Some("stranger".to_owned()), ..shell() }, 126, "stranger"),
-            ("bad group", ContainerSpec { user: Some("root:strangers".to_owned()), ..shell() }, 126, "strangers"),
+            (
+                "bad group",
+                ContainerSpec { user: Some("root:strangers".to_owned()), ..shell() },
+                126,
+                "strangers",
+            ),
         ] {
             let id = engine.engine.create(&engine.plan_of(spec)).await.expect(what);
             let error = engine.engine.start(&id).await.expect_err(what);
@@ -144,7 +155,10 @@ fn tar_of(name: &str, data: &[u8]) -> Vec<u8> {
 async fn options_that_the_engine_refuses_are_told_at_creation() {
     on_engine(1, async |engine| {
         for (spec, kind) in [
-            (ContainerSpec { memory_bytes: Some(1024), ..ContainerSpec::default() }, EngineErrorKind::BadRequest),
+            (
+                ContainerSpec { memory_bytes: Some(1024), ..ContainerSpec::default() },
+                EngineErrorKind::BadRequest,
+            ),
             (
                 ContainerSpec { workdir: Some("relative".to_owned()), ..ContainerSpec::default() },
                 EngineErrorKind::BadRequest,
@@ -214,7 +228,11 @@ async fn the_last_line_is_there_although_the_engines_default_keeps_no_output() {
 async fn every_exit_code_is_reported_as_it_is_in_every_form_of_a_command() {
     const ENTRYPOINT: &str = "leasehold-test/entrypoint:1";
     on_engine(2, async |engine| {
-        engine.engine.make_tiny_image(ENTRYPOINT, &["ENTRYPOINT [\"sh\", \"-c\"]", "CMD [\"exit 99\"]"]).await.unwrap();
+        engine
+            .engine
+            .make_tiny_image(ENTRYPOINT, &["ENTRYPOINT [\"sh\", \"-c\"]", "CMD [\"exit 99\"]"])
+            .await
+            .unwrap();
         let run = async |code: i32| {
             let exit = format!("exit {code}");
             let plan = match code % 3 {

@@ -125,7 +125,11 @@ async fn environment_values_arrive_byte_for_byte() {
         let printed: Vec<&[u8]> = ran.stdout.split(|byte| *byte == 0).collect();
         for (name, value) in values {
             let expected = format!("{name}={value}");
-            assert!(printed.contains(&expected.as_bytes()), "{name} is not among {} variables", printed.len());
+            assert!(
+                printed.contains(&expected.as_bytes()),
+                "{name} is not among {} variables",
+                printed.len()
+            );
         }
         assert!(printed.contains(&&b"LEASEHOLD_FENCING_EPOCH=1"[..]));
     })
@@ -160,7 +164,8 @@ async fn a_reader_that_lets_go_does_not_stop_the_program() {
     on_engine(1, async |engine| {
         let id = engine.started(&engine.script("head -c 20000000 /dev/zero; exit 4")).await;
         drop(engine.engine.logs(&id));
-        let status = timeout(Duration::from_secs(20), engine.engine.wait(&id)).await.expect("it ends").unwrap();
+        let status =
+            timeout(Duration::from_secs(20), engine.engine.wait(&id)).await.expect("it ends").unwrap();
         assert!(format!("{:?}", status.state).contains("code: 4"), "{status:?}");
         engine.engine.remove(&id).await.unwrap();
     })

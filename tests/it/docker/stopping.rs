@@ -40,7 +40,8 @@ async fn code_of(engine: &TestEngine, id: &ContainerId) -> i32 {
 async fn image_that_stops_by_int(engine: &TestEngine, image: &str) {
     let template = engine.engine.create(&engine.script("exit 0")).await.unwrap();
     let (name, tag) = image.split_once(':').unwrap();
-    let options = CommitContainerOptionsBuilder::new().container(template.as_str()).repo(name).tag(tag).build();
+    let options =
+        CommitContainerOptionsBuilder::new().container(template.as_str()).repo(name).tag(tag).build();
     let config = ContainerConfig { stop_signal: Some("SIGINT".to_owned()), ..ContainerConfig::default() };
     engine.stranger.commit_container(options, config).await.unwrap();
     engine.engine.remove(&template).await.unwrap();
@@ -53,7 +54,8 @@ async fn a_stop_gives_the_grace_honours_the_images_signal_and_kills_in_time() {
     const GRACE: Duration = Duration::from_secs(2);
     on_engine(1, async |engine| {
         image_that_stops_by_int(engine, STOP_BY_INT).await;
-        let traps = "trap 'sleep 0.5; exit 5' TERM; trap 'exit 6' INT; echo ready; while :; do sleep 0.1; done";
+        let traps =
+            "trap 'sleep 0.5; exit 5' TERM; trap 'exit 6' INT; echo ready; while :; do sleep 0.1; done";
         for (what, spec, grace, code, at_least) in [
             ("no trap", shell("echo ready; while :; do sleep 0.1; done"), GRACE, 137, GRACE),
             ("a trap", shell(traps), GRACE, 5, Duration::from_millis(400)),
@@ -93,7 +95,11 @@ async fn a_stop_gives_the_grace_honours_the_images_signal_and_kills_in_time() {
 async fn a_paused_container_is_seen_as_paused_and_can_be_stopped_killed_and_removed() {
     on_engine(1, async |engine| {
         let paused = async || {
-            let id = started_and_ready(engine, shell("trap 'exit 5' TERM; echo ready; while :; do sleep 0.1; done")).await;
+            let id = started_and_ready(
+                engine,
+                shell("trap 'exit 5' TERM; echo ready; while :; do sleep 0.1; done"),
+            )
+            .await;
             engine.stranger.pause_container(id.as_str()).await.unwrap();
             assert_eq!(engine.status(&id).await.state, ContainerState::Running { paused: true });
             id

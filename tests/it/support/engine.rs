@@ -274,7 +274,9 @@ fn settings(folder: &Path) -> String {
     let text = String::from_utf8_lossy(&version.stdout).into_owned();
     let major = text.split(|c: char| !c.is_ascii_digit()).find(|digits| !digits.is_empty());
     match major.and_then(|digits| digits.parse::<u32>().ok()) {
-        Some(major) if major < 24 => format!("{{\"deprecated-key-path\": \"{}/key.json\"}}", folder.display()),
+        Some(major) if major < 24 => {
+            format!("{{\"deprecated-key-path\": \"{}/key.json\"}}", folder.display())
+        }
         _ => "{}".to_owned(),
     }
 }
