@@ -18,4 +18,5 @@ pub mod wiring;
 pub mod worker;
 pub mod workload;
 
+pub use client::Client;
 pub use leasehold_actors as protocol;

@@ -1,6 +1,19 @@
 //! The checks of `leasehold doctor`: what is wrong, and what to do about it.
 
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use leasehold_actors::{domain::Namespace, error::StoreError};
 use serde::Serialize;
+use tokio::runtime::Handle;
+
+use super::{
+    ConnectError, PgStore,
+    nodes::{NodeRow, NodeState},
+    row::Columns,
+    sql_file::{Sql, sql},
+};
+use crate::config::DatabaseSettings;
 
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -25,4 +38,284 @@ pub struct Check {
     pub detail: String,
     /// What to do; none when nothing is.
     pub remedy: Option<String>,
+}
+
+const FACTS: Sql = sql!("doctor", [TEXT]);
+
+/// A snapshot this old keeps vacuum from removing dead rows that claims have to walk over.
+const OLD_SNAPSHOT_SECONDS: f64 = 300.0;
+/// Clocks that differ by more than this make shown times hard to read.
+const SKEW_SECONDS: f64 = 2.0;
+/// Dead rows in the hot tables worth a word.
+const MANY_DEAD_ROWS: i64 = 200_000;
+
+impl Check {
+    fn ok(name: &'static str, detail: impl Into<String>) -> Self {
+        Self { name, status: CheckStatus::Ok, detail: detail.into(), remedy: None }
+    }
+
+    fn warn(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { name, status: CheckStatus::Warn, detail: detail.into(), remedy: Some(remedy.into()) }
+    }
+
+    fn fail(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { name, status: CheckStatus::Fail, detail: detail.into(), remedy: Some(remedy.into()) }
+    }
+}
+
+/// Connects and makes every check; a database that cannot be reached, or whose schema does not fit, is a
+/// failed check too.
+pub async fn diagnose(settings: &DatabaseSettings, io: Handle, namespace: &Namespace) -> Vec<Check> {
+    match PgStore::connect(settings, io).await {
+        Ok(store) => store.doctor(namespace).await,
+        Err(e) => {
+            let remedy = match &e {
+                ConnectError::NotMigrated { .. } => "run `leasehold migrate`",
+                ConnectError::Newer { .. } => "use a newer leasehold",
+                ConnectError::UnsafeDefault { .. } => "set it as the line says, then connect anew",
+                ConnectError::Standby => "let DATABASE_URL name the primary",
+                ConnectError::Address(_) | ConnectError::Unreachable(_) => {
+                    "start the server, or correct DATABASE_URL"
+                }
+            };
+            let name = match &e {
+                ConnectError::NotMigrated { .. } | ConnectError::Newer { .. } => "schema",
+                _ => "database",
+            };
+            vec![Check::fail(name, e.to_string(), remedy)]
+        }
+    }
+}
+
+impl PgStore {
+    /// Looks at database, replication, clocks, nodes and stuck work, and says what to do. Changes nothing.
+    pub async fn doctor(&self, namespace: &Namespace) -> Vec<Check> {
+        let asked = Instant::now();
+        let sent = Utc::now();
+        let rows = match self.call("doctor", &FACTS, &[&namespace.as_str()]).await {
+            Ok(rows) => rows,
+            Err(e) => {
+                return vec![Check::fail("database", e.to_string(), "start the server, or see its log")];
+            }
+        };
+        let round_trip = asked.elapsed();
+        let checks = Columns::only("doctor", &rows).and_then(|facts| {
+            Ok(vec![
+                self.database(facts, round_trip)?,
+                Check::ok("schema", "fits this program"),
+                durability(facts)?,
+                clock(facts, sent, round_trip)?,
+                connections(facts)?,
+                snapshots(facts)?,
+                dead_rows(facts)?,
+                expired(facts)?,
+                overdue(facts)?,
+                queued(facts)?,
+                stale(facts)?,
+                waits(facts)?,
+            ])
+        });
+        let mut checks = match checks {
+            Ok(checks) => checks,
+            Err(e) => {
+                vec![Check::fail("database", e.to_string(), "use the leasehold that fits this database")]
+            }
+        };
+        checks.push(match self.node_list(namespace).await {
+            Ok(nodes) => node_check(&nodes),
+            Err(e) => Check::fail("nodes", e.to_string(), "see the server's log"),
+        });
+        checks
+    }
+
+    fn database(&self, facts: Columns<'_>, round_trip: Duration) -> Result<Check, StoreError> {
+        let how = if self.is_pooled() {
+            "through a transaction pooler (no prepared statements; hints by polling)"
+        } else {
+            "directly"
+        };
+        let version: &str = facts.get("version")?;
+        Ok(Check::ok("database", format!("PostgreSQL {version}, reached {how} in {round_trip:.1?}")))
+    }
+}
+
+fn durability(facts: Columns<'_>) -> Result<Check, StoreError> {
+    let (standbys, synchronous): (i64, i64) = (facts.get("standbys")?, facts.get("synchronous_standbys")?);
+    Ok(if !facts.get::<bool>("crash_safe")? {
+        Check::fail(
+            "durability",
+            "fsync or full_page_writes is off: a crash of the server can lose or damage jobs",
+            "switch both on in postgresql.conf and restart the server",
+        )
+    } else if synchronous > 0 {
+        Check::ok("durability", "every commit is on disk, and on a synchronous standby")
+    } else if facts.get("wants_standby")? {
+        Check::warn(
+            "durability",
+            "synchronous_standby_names is set, but no synchronous standby is connected: commits wait for one",
+            "bring the standby back, or take it off the list",
+        )
+    } else if standbys > 0 {
+        Check::warn(
+            "durability",
+            "replication is asynchronous: a failover undoes commits that the standby did not have yet (no job \
+             then has two live leases; some may run once more)",
+            "set synchronous_standby_names where that matters",
+        )
+    } else {
+        Check::ok("durability", "every commit is on disk; there is no standby")
+    })
+}
+
+fn clock(facts: Columns<'_>, sent: DateTime<Utc>, round_trip: Duration) -> Result<Check, StoreError> {
+    let theirs: DateTime<Utc> = facts.get("clock")?;
+    // Their reading was taken somewhere within the round trip.
+    let ahead = (theirs - sent).as_seconds_f64();
+    let trip = round_trip.as_secs_f64();
+    let skew = if ahead < 0.0 { ahead } else { (ahead - trip).max(0.0) };
+    Ok(if skew.abs() > SKEW_SECONDS {
+        Check::warn(
+            "clock",
+            format!(
+                "the database's clock differs from this machine's by {skew:+.1} s; no lease depends on that"
+            ),
+            "run a time service on both machines, so that times in logs can be compared",
+        )
+    } else {
+        Check::ok("clock", "the database's and this machine's agree")
+    })
+}
+
+fn connections(facts: Columns<'_>) -> Result<Check, StoreError> {
+    let (used, most): (i64, i32) = (facts.get("connections")?, facts.get("max_connections")?);
+    let detail = format!("{used} of {most} are in use");
+    Ok(if used * 10 > i64::from(most) * 8 {
+        Check::warn("connections", detail, "raise max_connections, or lower DATABASE_POOL_SIZE")
+    } else {
+        Check::ok("connections", detail)
+    })
+}
+
+fn snapshots(facts: Columns<'_>) -> Result<Check, StoreError> {
+    let (seconds, prepared): (f64, f64) =
+        (facts.get("oldest_snapshot_seconds")?, facts.get("oldest_prepared_seconds")?);
+    Ok(if seconds > OLD_SNAPSHOT_SECONDS {
+        let pid: Option<i32> = facts.get("oldest_snapshot_pid")?;
+        Check::warn(
+            "snapshots",
+            format!("a session has kept a snapshot for {seconds:.0} s; dead rows pile up meanwhile"),
+            format!("end it: select pg_terminate_backend({})", pid.unwrap_or_default()),
+        )
+    } else if prepared > OLD_SNAPSHOT_SECONDS {
+        Check::warn(
+            "snapshots",
+            format!("a prepared transaction has stood for {prepared:.0} s; dead rows pile up meanwhile"),
+            "commit or roll it back; see pg_prepared_xacts",
+        )
+    } else {
+        Check::ok("snapshots", format!("the oldest is {seconds:.0} s old"))
+    })
+}
+
+fn dead_rows(facts: Columns<'_>) -> Result<Check, StoreError> {
+    let (dead, live): (i64, i64) = (facts.get("dead_rows")?, facts.get("live_rows")?);
+    let detail = format!("{dead} dead and {live} live rows in the hot tables");
+    Ok(if dead > MANY_DEAD_ROWS && dead > live * 4 {
+        Check::warn("dead_rows", detail, "see `snapshots`; then: vacuum leasehold.ready, leasehold.leases")
+    } else {
+        Check::ok("dead_rows", detail)
+    })
+}
+
+fn expired(facts: Columns<'_>) -> Result<Check, StoreError> {
+    let (running, expired): (i64, i64) = (facts.get("running")?, facts.get("expired")?);
+    Ok(if expired > 0 {
+        let seconds: f64 = facts.get("expired_seconds")?;
+        Check::warn(
+            "leases",
+            format!(
+                "{expired} of {running} RUNNING jobs have an expired lease, the oldest for {seconds:.0} s"
+            ),
+            "keep a `leasehold worker` running: it takes them over",
+        )
+    } else {
+        Check::ok("leases", format!("{running} RUNNING, none expired"))
+    })
+}
+
+fn overdue(facts: Columns<'_>) -> Result<Check, StoreError> {
+    let overdue: i64 = facts.get("overdue")?;
+    Ok(if overdue > 0 {
+        Check::warn(
+            "dispatch",
+            format!("{overdue} PENDING jobs are due for more than 10 s"),
+            "start `leasehold worker`, `server` or `dev`: each dispatches",
+        )
+    } else {
+        Check::ok("dispatch", "no PENDING job is overdue")
+    })
+}
+
+fn queued(facts: Columns<'_>) -> Result<Check, StoreError> {
+    let (queued, workers): (i64, i64) = (facts.get("queued")?, facts.get("workers")?);
+    let seconds: f64 = facts.get("queued_seconds")?;
+    let detail =
+        format!("{queued} QUEUED, the oldest for {:.0} s; {workers} workers alive", seconds.max(0.0));
+    Ok(if queued > 0 && workers == 0 {
+        Check::warn("workers", detail, "start `leasehold worker`")
+    } else {
+        Check::ok("workers", detail)
+    })
+}
+
+fn stale(facts: Columns<'_>) -> Result<Check, StoreError> {
+    let stale: i64 = facts.get("stale")?;
+    Ok(if stale > 0 {
+        Check::warn(
+            "generations",
+            format!("{stale} jobs were scheduled under an older generation of their workflow"),
+            "nothing at once: they end CANCELED (superseded) when they are dispatched or claimed",
+        )
+    } else {
+        Check::ok("generations", "every job is of its workflow's present generation")
+    })
+}
+
+fn waits(facts: Columns<'_>) -> Result<Check, StoreError> {
+    let (blocked, held): (i64, i64) = (facts.get("blocked")?, facts.get("held")?);
+    Ok(Check::ok(
+        "waits",
+        format!("{blocked} jobs wait for another run of their workflow, {held} for a paused one"),
+    ))
+}
+
+fn node_check(nodes: &[NodeRow]) -> Check {
+    let named = |wanted: &dyn Fn(&NodeRow) -> bool| {
+        nodes.iter().filter(|n| wanted(n)).map(|n| n.id.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let lost = named(&|n| n.lost && n.slots_used > 0);
+    let silent = named(&|n| !n.fresh && n.state != NodeState::Draining);
+    let unhealthy = named(&|n| n.state == NodeState::Unhealthy);
+    let ready = nodes.iter().filter(|n| n.fresh && n.state == NodeState::Ready).count();
+    if !lost.is_empty() {
+        Check::fail(
+            "nodes",
+            format!("silent for too long, with jobs on them: {lost}"),
+            "start `leasehold node` there again; what ran there is given to others meanwhile",
+        )
+    } else if !unhealthy.is_empty() {
+        Check::warn(
+            "nodes",
+            format!("UNHEALTHY: {unhealthy}"),
+            "see `leasehold node list`, then the engine's log",
+        )
+    } else if !silent.is_empty() {
+        Check::warn(
+            "nodes",
+            format!("silent: {silent}"),
+            "start `leasehold node` there again, or `leasehold node forget` it",
+        )
+    } else {
+        Check::ok("nodes", format!("{ready} of {} are READY and fresh", nodes.len()))
+    }
 }

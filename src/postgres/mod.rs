@@ -24,6 +24,7 @@ mod sql_file;
 pub mod submit;
 pub(crate) mod tls;
 mod transaction;
+mod why;
 pub mod workers;
 pub mod workflow;
 mod workflow_change;

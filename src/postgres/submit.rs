@@ -135,7 +135,7 @@ fn refusal(job: &NewJob, error: &tokio_postgres::Error) -> Option<SubmitError> {
         "LH001" => {
             let field = db.column().unwrap_or("request");
             let reason = db.message().strip_prefix(field).and_then(|rest| rest.strip_prefix(": "));
-            InvalidDefinition::new(field, reason.unwrap_or(db.message())).into()
+            InvalidDefinition::new(field, reason.unwrap_or_else(|| db.message())).into()
         }
         "LH002" => SubmitError::IdempotencyConflict { job: JobId(db.detail()?.parse().ok()?) },
         "LH003" => SubmitError::WorkflowNotFound { name: name() },
