@@ -10,6 +10,7 @@ pub mod flaky_store;
 pub mod harness;
 pub mod memory_store;
 pub mod probe;
+pub mod scripted_engine;
 
 pub use flaky_store::{Fate, FlakyStore, Odds, Operation};
 pub use harness::{
@@ -18,3 +19,4 @@ pub use harness::{
 };
 pub use memory_store::MemoryStore;
 pub use probe::{Probe, Probed};
+pub use scripted_engine::{Call, OnStop, Script, ScriptedEngine, Trouble};
