@@ -12,6 +12,7 @@ pub mod cancel;
 pub mod connect;
 pub mod doctor;
 mod error;
+mod fleet;
 pub mod migrate;
 pub mod nodes;
 mod pool;
