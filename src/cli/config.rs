@@ -13,15 +13,20 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
+    print(args.json, settings)
+}
+
+/// The table (or its rows as JSON), then whether the values go together.
+pub(super) fn print(json: bool, settings: &Effective) -> Result<Exit, CliError> {
     let mut listing = output::Listing::new(&["setting", "value", "from", "flag"]);
     for row in settings.rows() {
-        if args.json {
+        if json {
             output::json(&row)?;
         } else {
             listing.row(vec![row.name.to_owned(), output::or_dash(row.value), row.from, row.flag]);
         }
     }
-    if !args.json {
+    if !json {
         listing.print()?;
     }
     // Values that cannot work together are shown above, and refused here.

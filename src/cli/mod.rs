@@ -5,12 +5,20 @@ mod completions;
 mod config;
 mod error;
 mod flags;
+mod follow;
+mod job;
 mod job_args;
+mod jobs;
 mod man;
 mod migrate;
+mod node;
 mod output;
+mod run;
 mod store;
+mod submit;
 mod text;
+mod worker;
+mod workflow;
 
 use std::process::ExitCode;
 
@@ -42,6 +50,13 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Migrate(migrate::Args),
+    Worker(worker::Args),
+    Node(node::Args),
+    Submit(submit::Args),
+    Run(run::Args),
+    Jobs(jobs::Args),
+    Job(job::Args),
+    Workflow(workflow::Args),
     Config(config::Args),
     Completions(completions::Args),
     Man(man::Args),
@@ -73,6 +88,13 @@ pub fn main() -> ExitCode {
 fn dispatch(command: Command, settings: &Effective) -> Result<Exit, CliError> {
     match command {
         Command::Migrate(args) => migrate::run(&args, settings),
+        Command::Worker(args) => worker::run(&args, settings),
+        Command::Node(args) => node::run(&args, settings),
+        Command::Submit(args) => submit::run(&args, settings),
+        Command::Run(args) => run::run(&args, settings),
+        Command::Jobs(args) => jobs::run(&args, settings),
+        Command::Job(args) => job::run(&args, settings),
+        Command::Workflow(args) => workflow::run(&args, settings),
         Command::Config(args) => config::run(&args, settings),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),

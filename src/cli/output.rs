@@ -55,6 +55,17 @@ impl Listing {
         Self { table, colour }
     }
 
+    /// Name and value pairs, without a header.
+    pub(super) fn facts() -> Self {
+        let mut listing = Self::new(&[]);
+        listing.table = {
+            let mut table = Table::new();
+            table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+            table
+        };
+        listing
+    }
+
     pub(super) fn row(&mut self, cells: Vec<String>) {
         let cells: Vec<Cell> = cells.iter().map(|content| self.cell(content)).collect();
         self.table.add_row(cells);

@@ -179,7 +179,9 @@ impl Effective {
         self.values.get(&key).is_some_and(|(_, origin)| *origin != Origin::Default)
     }
 
-    pub(super) fn origin(&self, key: Key) -> Origin {
+    /// Where a setting's value came from.
+    #[must_use]
+    pub fn origin(&self, key: Key) -> Origin {
         self.values.get(&key).map_or(Origin::Default, |(_, origin)| origin.clone())
     }
 

@@ -1,0 +1,46 @@
+//! `leasehold job …`: one job.
+
+pub(super) mod cancel;
+mod logs;
+mod retry;
+pub(super) mod show;
+
+use clap::Subcommand;
+use leasehold_actors::domain::JobId;
+
+pub(super) use self::show::failure_words;
+use super::{CliError, Exit};
+use crate::config::Effective;
+
+/// Inspect a job, read its output, act on it
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: leasehold job show 42")]
+pub(super) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Show(show::Args),
+    Logs(logs::Args),
+    Cancel(cancel::Args),
+    Retry(retry::Args),
+}
+
+pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
+    match &args.command {
+        Command::Show(args) => show::run(args, settings),
+        Command::Logs(args) => logs::run(args, settings),
+        Command::Cancel(args) => cancel::run(args, settings),
+        Command::Retry(args) => retry::run(args, settings),
+    }
+}
+
+/// A job's number as people type it.
+pub(super) fn parse_id(text: &str) -> Result<JobId, String> {
+    match text.parse::<i64>() {
+        Ok(id) if id > 0 && text.bytes().all(|b| b.is_ascii_digit()) => Ok(JobId(id)),
+        _ => Err("a job's id is a positive whole number, as `leasehold jobs` shows it".to_owned()),
+    }
+}
