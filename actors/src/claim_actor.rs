@@ -383,3 +383,6 @@ impl Handler<StopClaiming> for ClaimActor {
         self.replay(ctx);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -652,3 +652,6 @@ impl Drop for ContainerGuard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -119,11 +119,10 @@ pub(crate) fn done() -> WorkOutcome {
     WorkOutcome::Completed { exit_code: None, output: None }
 }
 
-/// Every run of a workload: when it began, under which epoch, why it was stopped, and when it ended.
+/// Every run of a workload: when it began, why it was stopped, and when it ended.
 #[derive(Debug, Clone)]
 pub(crate) struct Run {
     pub(crate) job: JobId,
-    pub(crate) epoch: Epoch,
     pub(crate) began: Instant,
     pub(crate) stop: Option<StopReason>,
     pub(crate) ended: Option<Instant>,
@@ -149,13 +148,7 @@ impl WorkRunner for RecordingRunner {
     async fn run(&self, grant: Arc<Grant>, lease: LeaseContext) -> WorkOutcome {
         let _end = {
             let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
-            runs.push(Run {
-                job: grant.authority.job,
-                epoch: grant.authority.epoch,
-                began: Instant::now(),
-                stop: None,
-                ended: None,
-            });
+            runs.push(Run { job: grant.authority.job, began: Instant::now(), stop: None, ended: None });
             EndOfRun(runs.len() - 1, Arc::clone(&self.runs), lease.clone())
         };
         (self.work)(grant, lease).await
@@ -261,6 +254,11 @@ impl Rig {
         self.view(job).state
     }
 
+    /// Whether the job is RUNNING under a lease whose time is over: left to recovery.
+    pub(crate) fn is_expired(&self, job: JobId) -> bool {
+        self.view(job).lease_expires_at.is_some_and(|at| at <= self.memory.clock())
+    }
+
     pub(crate) fn permits(&self) -> PermitCounts {
         self.worker.health().permits
     }
@@ -300,6 +298,11 @@ pub(crate) fn submit(memory: &MemoryStore) -> JobId {
 
 pub(crate) fn noop() -> NewJob {
     NewJob::ad_hoc(JobDefinition::Handler { name: "noop".to_owned() })
+}
+
+/// Unwinds like a panic, but leaves the output of the tests readable.
+pub(crate) fn planned_panic(place: &'static str) -> ! {
+    std::panic::resume_unwind(Box::new(place))
 }
 
 /// Panics where a test wants a part of the worker to die in the middle of a call.

@@ -204,3 +204,6 @@ fn start<A: Actor<Context = Context<A>>>(
     shared.set(SlotState::Alive, Some((address, task.abort_handle())));
     Some(task)
 }
+
+#[cfg(test)]
+mod tests;

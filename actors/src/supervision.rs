@@ -334,3 +334,6 @@ impl Supervision {
 fn health_of<A: actix::Actor<Context = actix::Context<A>>>(slot: &Slot<A>) -> LoopHealth {
     LoopHealth { name: slot.name(), state: slot.state(), deaths: slot.deaths() }
 }
+
+#[cfg(test)]
+mod tests;

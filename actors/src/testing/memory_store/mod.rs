@@ -64,6 +64,12 @@ impl MemoryStore {
         self.world().cluster_generation += 1;
     }
 
+    /// The time by the store's own clock.
+    #[must_use]
+    pub fn clock(&self) -> chrono::DateTime<chrono::Utc> {
+        self.world().now()
+    }
+
     /// How many jobs are RUNNING, expired ones included.
     #[must_use]
     pub fn running(&self) -> Vec<JobId> {
