@@ -2,5 +2,6 @@
 
 mod exits;
 mod identity;
+mod node_agent;
 mod output;
 mod stopping;

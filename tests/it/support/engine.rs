@@ -182,7 +182,9 @@ impl PrivateEngine {
     /// Starts the daemon again, over what the last one left.
     pub async fn boot(&mut self) {
         assert!(self.process.is_none(), "the daemon runs already");
-        let _ = std::fs::remove_file(self.folder.join("pid"));
+        // Where nobody reaps orphans, a killed daemon's and its containerd's ids look alive to the next daemon.
+        let stale = ["pid", "exec/containerd/containerd.pid"].map(|file| self.folder.join(file));
+        privileged("rm", &["-f", &stale[0].to_string_lossy(), &stale[1].to_string_lossy()]);
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.log()).unwrap();
         let folder = self.folder.display();
         let root = rustix::process::geteuid().is_root();
@@ -214,7 +216,7 @@ impl PrivateEngine {
         let process = self.process.as_mut().unwrap();
         eventually(Duration::from_secs(30), "dockerd answers", async || {
             let ended = process.try_wait().unwrap();
-            assert!(ended.is_none(), "dockerd ended: {}", std::fs::read_to_string(&log).unwrap());
+            assert!(ended.is_none(), "dockerd ended: {}", last_lines(&log));
             engine.info().await.ok()
         })
         .await;
@@ -230,6 +232,14 @@ impl PrivateEngine {
     pub fn kill(&mut self) {
         self.signal("KILL");
         self.process.take().expect("the daemon runs").wait().unwrap();
+    }
+
+    /// The next boot is another engine.
+    pub fn forget_identity(&self) {
+        assert!(self.process.is_none(), "the daemon runs");
+        let old = self.folder.join("key.json");
+        let new = self.folder.join("data/engine-id");
+        privileged("rm", &["-f", &old.to_string_lossy(), &new.to_string_lossy()]);
     }
 
     /// Freezes the daemon: it accepts connections and never answers.
@@ -258,13 +268,22 @@ impl PrivateEngine {
 
 impl Drop for PrivateEngine {
     fn drop(&mut self) {
-        if self.process.is_some() {
+        if let Some(mut process) = self.process.take()
+            && process.try_wait().is_ok_and(|ended| ended.is_none())
+        {
             self.thaw();
-            self.stop();
+            self.signal("TERM");
+            let _ = process.wait();
         }
         // With live restore, containers (and so their mounts) outlive the daemon.
         services::sweep(&self.folder);
     }
+}
+
+fn last_lines(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(4)..].join("\n")
 }
 
 /// Before Docker 24 an engine's id is made of a machine-wide key: two engines would bear the same.

@@ -1,1 +1,0 @@
-//! `leasehold node`: registers a Docker engine as a runtime node and keeps it fresh.

@@ -1,0 +1,202 @@
+//! `leasehold node`: registers a Docker engine as a runtime node and keeps it fresh.
+//!
+//! One loop beats, one task probes the engine; neither waits for the other, so that an engine which hangs does
+//! not make its node look dead, and a database which hangs does not hide the engine's state. The agent changes
+//! nothing on the engine.
+
+mod beat;
+mod probe;
+
+use std::{future::Future, time::Duration};
+
+use leasehold_actors::{
+    domain::{InvalidId, NodeId, ProcessId},
+    error::{EngineError, StoreError},
+    ports::{ContainerEngine as _, EngineInfo},
+};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    config::NodeSettings,
+    docker::{ConnectError, DockerEngine},
+    postgres::{
+        PgStore,
+        nodes::{NodeRegistered, NodeRegistration, NodeState},
+    },
+};
+use beat::Agent;
+
+/// How an agent ended that was asked to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeExit {
+    /// No job runs on the node any more.
+    Drained,
+    /// The grace was over, or nobody wanted to wait: jobs still run on the engine, under their workers' leases.
+    StillRunning {
+        /// How many, as far as it is known.
+        jobs: Option<i64>,
+    },
+}
+
+impl std::fmt::Display for NodeExit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Drained => f.write_str("drained: no job runs on the node"),
+            Self::StillRunning { jobs: Some(jobs) } => {
+                write!(
+                    f,
+                    "stopped with {jobs} jobs still running on the engine; their workers go on with them"
+                )
+            }
+            Self::StillRunning { jobs: None } => {
+                f.write_str("stopped without an answer from the database as to what still runs on the node")
+            }
+        }
+    }
+}
+
+/// Why an agent cannot go on.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum NodeError {
+    /// The node's name is none.
+    #[error("RUNTIME_NODE_ID: {0}")]
+    Name(#[from] InvalidId),
+    /// The endpoint or its TLS files cannot be used.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The engine did not answer when the agent started.
+    #[error("the Docker engine at {endpoint} cannot be used: {error}")]
+    Engine {
+        /// Where it should listen.
+        endpoint: String,
+        /// What happened.
+        error: EngineError,
+    },
+    /// Another agent serves this node.
+    #[error(
+        "node {node} is served by another live process (for the engine at {endpoint}): stop that one, or choose another --node-id"
+    )]
+    LiveElsewhere {
+        /// The node.
+        node: NodeId,
+        /// The engine that the other one serves.
+        endpoint: String,
+    },
+    /// The node was taken away from this agent.
+    #[error(
+        "node {node} was forgotten, or taken over by another agent while this one was silent; start it again to register anew"
+    )]
+    TakenAway {
+        /// The node.
+        node: NodeId,
+    },
+    /// A part of the agent died; a process that goes on would say that the engine is well for ever.
+    #[error("the agent of node {node} stopped watching its engine; this is a defect, please report it")]
+    ProbeDied {
+        /// The node.
+        node: NodeId,
+    },
+    /// The database refuses.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Between two tries to reach the database, and between two looks at who else serves the node.
+const RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(10);
+
+/// Serves a node until `shutdown` resolves, then drains: no new jobs, and an end as soon as none runs there or
+/// the grace is over. Outages of database and engine after the registration are survived.
+///
+/// # Errors
+/// [`NodeError`]; at the start for anything that keeps the node from being registered, later only when the node
+/// was taken away.
+pub async fn run<S>(settings: NodeSettings, store: PgStore, shutdown: S) -> Result<NodeExit, NodeError>
+where
+    S: Future<Output = ()>,
+{
+    run_or_now(settings, store, shutdown, std::future::pending()).await
+}
+
+/// As [`run`]; once `now` resolves, the drain waits no longer.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_or_now<S, N>(
+    settings: NodeSettings,
+    store: PgStore,
+    shutdown: S,
+    now: N,
+) -> Result<NodeExit, NodeError>
+where
+    S: Future<Output = ()>,
+    N: Future<Output = ()>,
+{
+    let mut shutdown = std::pin::pin!(shutdown);
+    let now = std::pin::pin!(now);
+    let node = NodeId::new(settings.node_id.clone())?;
+    let engine = DockerEngine::connect(&settings.endpoint, settings.tls.as_ref())?;
+    let info = engine
+        .info()
+        .await
+        .map_err(|error| NodeError::Engine { endpoint: settings.endpoint.clone(), error })?;
+    let registration = registration(&settings, node, info);
+    let registered = tokio::select! {
+        registered = register(&store, &registration) => registered?,
+        () = shutdown.as_mut() => return Ok(NodeExit::Drained),
+    };
+    tracing::info!(
+        node = %registration.node, endpoint = %settings.endpoint, engine = %registration.engine.version,
+        slots = registration.max_concurrency, incarnation = registered.0, state = registered.1.as_str(),
+        "runtime node registered"
+    );
+    let probe = probe::start(engine, settings.heartbeat_interval, registration.engine.clone());
+    let agent = Agent::new(store, registration, settings.heartbeat_interval, registered.1);
+    agent.serve(probe, shutdown, now, settings.drain_grace).await
+}
+
+fn registration(settings: &NodeSettings, node: NodeId, engine: EngineInfo) -> NodeRegistration {
+    NodeRegistration {
+        namespace: settings.namespace.clone(),
+        node,
+        process: ProcessId::generate(),
+        endpoint: settings.endpoint.clone(),
+        max_concurrency: settings.max_concurrency,
+        engine,
+        heartbeat_ttl: settings.heartbeat_ttl,
+        lost_after: settings.lost_after,
+    }
+}
+
+/// Registers, however long the database is away. A process that holds the node's name is watched until it
+/// beats (then it lives, and we are refused) or falls silent for good (then its name is ours).
+async fn register(store: &PgStore, registration: &NodeRegistration) -> Result<(i64, NodeState), NodeError> {
+    let mut delay = RETRY;
+    let mut lapses_at: Option<Instant> = None;
+    loop {
+        match store.node_register(registration).await {
+            Ok(NodeRegistered::Registered { incarnation, state }) => return Ok((incarnation, state)),
+            Ok(NodeRegistered::LiveElsewhere { endpoint, retry_after, .. }) => {
+                let lapse = Instant::now() + retry_after;
+                // It lapses later than it did at the last look: it has beaten meanwhile.
+                if lapses_at.is_some_and(|known| lapse > known + RETRY / 2) {
+                    return Err(NodeError::LiveElsewhere { node: registration.node.clone(), endpoint });
+                }
+                if lapses_at.is_none() {
+                    tracing::warn!(
+                        node = %registration.node, %endpoint, wait = ?retry_after,
+                        "another process has served this node a moment ago; looking whether it is alive"
+                    );
+                }
+                lapses_at = Some(lapse);
+                sleep(retry_after.min(RETRY)).await;
+            }
+            Err(error) if error.is_retryable() => {
+                tracing::warn!(node = %registration.node, %error, retry_in = ?delay, "cannot register yet");
+                sleep(delay).await;
+                delay = (delay * 2).min(LONGEST_RETRY);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
