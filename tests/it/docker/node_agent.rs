@@ -158,8 +158,10 @@ async fn a_shutdown_takes_no_more_jobs_and_ends_when_the_last_one_has() {
 
     agent.terminate();
     reaches(&store, NodeState::Draining).await;
-    never(Duration::from_secs(1), "it ended under a running job", async || agent.task.is_finished().then_some(()))
-        .await;
+    never(Duration::from_secs(1), "it ended under a running job", async || {
+        agent.task.is_finished().then_some(())
+    })
+    .await;
     assert!(row(&store).await.unwrap().fresh, "it beats on while it drains");
 
     client.batch_execute("delete from leasehold.node_slots").await.unwrap();
@@ -217,7 +219,10 @@ async fn an_agent_outlives_the_absence_of_its_database() {
     reaches(&store, NodeState::Ready).await;
     let shut = format!("alter database {} allow_connections false", database.name());
     let open = format!("alter database {} allow_connections true", database.name());
-    let end = format!("select pg_terminate_backend(pid) from pg_stat_activity where datname = '{}'", database.name());
+    let end = format!(
+        "select pg_terminate_backend(pid) from pg_stat_activity where datname = '{}'",
+        database.name()
+    );
     let admin = crate::support::database::client(&services::database_url()).await;
 
     admin.batch_execute(&shut).await.unwrap();
