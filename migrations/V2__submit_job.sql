@@ -237,7 +237,7 @@ begin
             perform leasehold.check_type('headers.' || entry.key, entry.value, 'string', false);
             if entry.key !~ '^[-!#$%&''*+.^_`|~0-9A-Za-z]{1,200}$' then
                 perform leasehold.check_refuse('headers.' || entry.key, 'is not the name of an HTTP header');
-            elsif entry.value #>> '{}' !~ '^[\u0009\u0020-\u007e]{0,8192}$' then
+            elsif octet_length(entry.value #>> '{}') > 8192 or entry.value #>> '{}' !~ '^[\u0009\u0020-\u007e]*$' then
                 perform leasehold.check_refuse('headers.' || entry.key,
                     'a value is at most 8192 characters of printable ASCII, without line breaks');
             end if;

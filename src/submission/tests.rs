@@ -1,61 +1,15 @@
 //! The rules, one table: each bad request differs from a good one in one place.
 
-use std::collections::BTreeMap;
+#[path = "requests.rs"]
+#[allow(unreachable_pub, reason = "the integration tests have the file as a module of their own")]
+mod requests;
 
-use chrono::TimeZone as _;
-use leasehold_actors::domain::{ContainerSpec, HeartbeatSpec};
-
+use self::requests::{container, env};
 use super::*;
-
-fn container(change: impl FnOnce(&mut ContainerSpec)) -> NewJob {
-    let mut spec = ContainerSpec { image: "busybox".to_owned(), ..ContainerSpec::default() };
-    change(&mut spec);
-    NewJob::ad_hoc(JobDefinition::Container(spec))
-}
-
-fn probe(change: impl FnOnce(&mut HeartbeatSpec)) -> NewJob {
-    let mut spec: HeartbeatSpec =
-        serde_json::from_str(r#"{"url": "https://example.com/health?x=1#y"}"#).expect("a definition");
-    change(&mut spec);
-    NewJob::ad_hoc(JobDefinition::Heartbeat(spec))
-}
-
-fn handler(change: impl FnOnce(&mut NewJob)) -> NewJob {
-    let mut job = NewJob::ad_hoc(JobDefinition::Handler { name: "send-email".to_owned() });
-    change(&mut job);
-    job
-}
-
-fn env(name: &str, value: String) -> BTreeMap<String, String> {
-    BTreeMap::from([(name.to_owned(), value)])
-}
 
 #[test]
 fn ordinary_requests_pass() {
-    for job in [
-        container(|_| {}),
-        container(|c| {
-            c.memory_bytes = Some(container::MIN_MEMORY_BYTES);
-            c.cpu_millis = Some(10);
-            c.pids_limit = Some(1);
-            c.stop_grace_ms = Some(0);
-            c.workdir = Some("/".to_owned());
-            c.user = Some("1000:1000".to_owned());
-            c.network = Some("none".to_owned());
-        }),
-        probe(|_| {}),
-        probe(|h| h.url = "http://[::1]:8080".to_owned()),
-        handler(|j| {
-            j.priority = -100;
-            j.payload = r#"{"z":1,"a":[]}"#.to_owned();
-            j.idempotency_key = Some("ключ".to_owned());
-            j.trace_parent = Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned());
-        }),
-        handler(|j| {
-            j.workflow = Some(AD_HOC.to_owned());
-        }),
-        NewJob::of_workflow("nightly"),
-    ] {
+    for job in requests::good() {
         assert_eq!(validate(&job), Ok(()), "{job:?}");
     }
 }
@@ -82,88 +36,7 @@ const MAX_VALUE: usize = container::MAX_ARGUMENT_BYTES - 1;
 
 #[test]
 fn every_broken_rule_is_named_by_its_field() {
-    let refused: Vec<(NewJob, &str)> = vec![
-        (container(|c| c.image = String::new()), "image"),
-        (container(|c| c.image = "a b".to_owned()), "image"),
-        (container(|c| c.command = vec!["a\0".to_owned()]), "command[0]"),
-        (container(|c| c.command = vec!["x".repeat(200_000)]), "command[0]"),
-        (container(|c| c.entrypoint = Some(vec!["\0".to_owned()])), "entrypoint[0]"),
-        (container(|c| c.env = env("", "x".to_owned())), "env."),
-        (container(|c| c.env = env("A=B", "x".to_owned())), "env.A=B"),
-        (container(|c| c.env = env("A\0", "x".to_owned())), "env.A\\0"),
-        (container(|c| c.env = env("A", "\0".to_owned())), "env.A"),
-        (container(|c| c.workdir = Some("tmp".to_owned())), "workdir"),
-        (container(|c| c.workdir = Some("/\0".to_owned())), "workdir"),
-        (container(|c| c.user = Some("a\x1b".to_owned())), "user"),
-        (container(|c| c.user = Some(String::new())), "user"),
-        (container(|c| c.network = Some("container:x".to_owned())), "network"),
-        (container(|c| c.memory_bytes = Some(0)), "memory_bytes"),
-        (container(|c| c.memory_bytes = Some(-1)), "memory_bytes"),
-        (container(|c| c.memory_bytes = Some(container::MIN_MEMORY_BYTES - 1)), "memory_bytes"),
-        (container(|c| c.cpu_millis = Some(0)), "cpu_millis"),
-        (container(|c| c.cpu_millis = Some(1)), "cpu_millis"),
-        (container(|c| c.pids_limit = Some(0)), "pids_limit"),
-        (container(|c| c.stop_grace_ms = Some(-1)), "stop_grace_ms"),
-        (container(|c| c.stop_grace_ms = Some(i64::MAX)), "stop_grace_ms"),
-        (container(|c| c.log_quota_bytes = Some(-1)), "log_quota_bytes"),
-        (
-            container(|c| c.env = (0..20).map(|n| (format!("K{n}"), "x".repeat(100_000))).collect()),
-            "definition",
-        ),
-        (probe(|h| h.url = String::new()), "url"),
-        (probe(|h| h.url = "ftp://example.com".to_owned()), "url"),
-        (probe(|h| h.url = "http:example.com".to_owned()), "url"),
-        (probe(|h| h.url = "http://".to_owned()), "url"),
-        (probe(|h| h.url = "http:///x".to_owned()), "url"),
-        (probe(|h| h.url = "http://me:secret@example.com".to_owned()), "url"),
-        (probe(|h| h.url = "http://@example.com".to_owned()), "url"),
-        (probe(|h| h.url = "http://example.com:99999".to_owned()), "url"),
-        (probe(|h| h.url = "http://example.com:0".to_owned()), "url"),
-        (probe(|h| h.url = "http://exa\nmple.com".to_owned()), "url"),
-        (probe(|h| h.url = "http://example.com\\@evil".to_owned()), "url"),
-        (probe(|h| h.url = format!("http://example.com/{}", "x".repeat(9000))), "url"),
-        (probe(|h| h.method = "get".to_owned()), "method"),
-        (probe(|h| h.method = "CONNECT".to_owned()), "method"),
-        (probe(|h| h.expected_status = vec![200, 99]), "expected_status[1]"),
-        (probe(|h| h.expected_status = vec![600]), "expected_status[0]"),
-        (probe(|h| h.headers = env("a b", String::new())), "headers.a b"),
-        (probe(|h| h.headers = env("", String::new())), "headers."),
-        (probe(|h| h.headers = env("A", "x\r\nB: y".to_owned())), "headers.A"),
-        (probe(|h| h.body = Some("\0".to_owned())), "body"),
-        (probe(|h| h.body_match = Some("(".to_owned())), "body_match"),
-        (probe(|h| h.body_match = Some("a{1000}{1000}{1000}".to_owned())), "body_match"),
-        (probe(|h| h.max_redirects = 11), "max_redirects"),
-        (probe(|h| h.timeout_ms = 0), "timeout_ms"),
-        (probe(|h| h.timeout_ms = 86_400_000), "timeout_ms"),
-        (handler(|j| j.definition = Some(JobDefinition::Handler { name: "a\x07".to_owned() })), "handler"),
-        (handler(|j| j.definition = None), "definition"),
-        (handler(|j| j.workflow = Some("nightly".to_owned())), "definition"),
-        (NewJob::of_workflow("a\nb"), "workflow"),
-        (handler(|j| j.payload = "{".to_owned()), "payload"),
-        (handler(|j| j.payload = r#"{"a":"\u0000"}"#.to_owned()), "payload"),
-        (handler(|j| j.priority = 101), "priority"),
-        (handler(|j| j.priority = -101), "priority"),
-        (handler(|j| j.run_at = Some(DateTime::<Utc>::MAX_UTC)), "run_at"),
-        (handler(|j| j.run_at = Some(DateTime::<Utc>::MIN_UTC)), "run_at"),
-        (handler(|j| j.run_at = Utc.with_ymd_and_hms(2200, 1, 1, 0, 0, 0).single()), "run_at"),
-        (handler(|j| j.idempotency_key = Some(String::new())), "idempotency_key"),
-        (handler(|j| j.idempotency_key = Some("é".repeat(2048))), "idempotency_key"),
-        (handler(|j| j.idempotency_key = Some("a\0".to_owned())), "idempotency_key"),
-        (handler(|j| j.timeout_ms = Some(0)), "timeout_ms"),
-        (handler(|j| j.timeout_ms = Some(-5)), "timeout_ms"),
-        (handler(|j| j.timeout_ms = Some(MAX_TIMEOUT_MS + 1)), "timeout_ms"),
-        (handler(|j| j.retry.max_user = Some(0)), "retry.max_user"),
-        (handler(|j| j.retry.max_system = Some(1001)), "retry.max_system"),
-        (handler(|j| j.retry.max_timeout = Some(-1)), "retry.max_timeout"),
-        (handler(|j| j.retry.backoff_ms = Some(-1)), "retry.backoff_ms"),
-        (handler(|j| j.retry.backoff_cap_ms = Some(i64::MAX)), "retry.backoff_cap_ms"),
-        (
-            handler(|j| j.retry = RetryPolicy { backoff_ms: Some(2), backoff_cap_ms: Some(1), ..j.retry }),
-            "retry.backoff_cap_ms",
-        ),
-        (handler(|j| j.trace_parent = Some("00-x".to_owned())), "trace_parent"),
-    ];
-    for (job, field) in refused {
+    for (job, field) in requests::bad().into_iter().chain(requests::only_rust_can_tell()) {
         let error = validate(&job).expect_err(field);
         assert_eq!(error.field, field, "{error}");
         assert!(!error.to_string().contains('\n'), "one line: {error}");

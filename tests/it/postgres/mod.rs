@@ -1,3 +1,5 @@
 //! The store on a real PostgreSQL.
 
 mod migrations;
+mod refusing;
+mod submitting;
