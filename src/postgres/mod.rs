@@ -4,20 +4,34 @@
 //! |---|---|
 //! | [`connect`], [`tls`], `pool`, `session`, `sql_file`, `error` | how statements reach the server, and what their errors mean |
 //! | [`migrate`] | the schema |
+//! | `lease_store` | the port: `impl LeaseStore for PgStore` |
+//! | `batch`, `protected`, `owners` | group commit; what a "no" is worth, and how it is asked again |
+//! | `claim`, `grant`, `marks`, `dispatch`, `renew`, `end`, `attach` | the verbs of the lease protocol |
 //! | `row`, `transaction` | columns by name; several statements as one |
 //! | [`submit`], `bulk`, [`read`], [`cancel`], [`retry`], [`workflow`], [`nodes`], [`workers`], [`doctor`] | what people and agents ask, as methods of [`PgStore`] |
 
+mod attach;
+mod batch;
 mod bulk;
 pub mod cancel;
+mod claim;
 pub mod connect;
+mod dispatch;
 pub mod doctor;
+mod end;
 mod error;
 mod fleet;
+mod grant;
+mod lease_store;
+mod marks;
 pub mod migrate;
 pub mod nodes;
+mod owners;
 mod pool;
+mod protected;
 pub mod read;
 mod read_jobs;
+mod renew;
 pub mod retry;
 mod row;
 mod session;
@@ -32,13 +46,23 @@ mod workflow_change;
 
 use std::{collections::HashMap, sync::Arc};
 
-use leasehold_actors::error::StoreError;
+use leasehold_actors::{
+    error::StoreError,
+    ports::{Ended, Renewal},
+};
 use tokio::runtime::Handle;
 use tokio_postgres::Row;
 
 pub use self::{connect::ConnectError, tls::AddressError};
 use self::{
+    batch::Batcher,
+    claim::{ClaimAsk, ClaimReply, Desk},
+    dispatch::Housekeeping,
+    end::{Complete, EndAsk, GiveUp},
+    marks::Marks,
+    owners::{Holder, Owners},
     pool::{Lane, Pools},
+    renew::Renew,
     session::{Param, Session},
     sql_file::Sql,
 };
@@ -53,6 +77,38 @@ pub struct PgStore {
 #[derive(Debug)]
 struct Inner {
     pools: Pools,
+    io: Handle,
+    owners: Owners,
+    desk: Desk,
+    claims: Batcher<ClaimAsk, ClaimReply>,
+    renewals: Batcher<Holder, Renewal>,
+    completions: Batcher<EndAsk, Ended>,
+    endings: Batcher<EndAsk, Ended>,
+    housekeeping: Housekeeping,
+}
+
+impl Inner {
+    fn new(pools: Pools, io: Handle) -> Self {
+        let desk = Desk { pools: pools.clone(), marks: Arc::new(Marks::default()) };
+        let claims = {
+            let desk = desk.clone();
+            Batcher::new("claim", io.clone(), ClaimAsk::rows, move |batch| {
+                let desk = desk.clone();
+                Box::pin(async move { claim::together(&desk, batch).await })
+            })
+        };
+        Self {
+            claims,
+            renewals: protected::batcher::<Renew>(&pools, &io),
+            completions: protected::batcher::<Complete>(&pools, &io),
+            endings: protected::batcher::<GiveUp>(&pools, &io),
+            owners: Owners::default(),
+            housekeeping: Housekeeping::default(),
+            desk,
+            pools,
+            io,
+        }
+    }
 }
 
 impl PgStore {
@@ -77,7 +133,7 @@ impl PgStore {
         replaced: HashMap<&'static str, &'static str>,
     ) -> Result<Self, ConnectError> {
         let pools = connect::open(settings, &io, replaced).await?;
-        Ok(Self { inner: Arc::new(Inner { pools }) })
+        Ok(Self { inner: Arc::new(Inner::new(pools, io)) })
     }
 
     /// One statement as one transaction on the general pool, within `EXECUTION_WORKER_STORE_TIMEOUT`.

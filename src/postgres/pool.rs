@@ -1,8 +1,8 @@
 //! The connections of one store: who may use how many, how they are opened, and what each has set.
 //!
-//! Three pools, so that nobody starves what keeps leases alive: renewals have two connections to themselves;
-//! claims, ends and the other calls of a lease have a few; everything else (submits, listings, pages) shares
-//! the configured rest.
+//! Pools by purpose, so that nobody starves what keeps leases alive: renewals have two connections to themselves;
+//! claims, ends and the other calls of a lease have a few; calls that wait for a locked row wait on others;
+//! everything else (submits, listings, pages) shares the configured rest. All are opened when first needed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,6 +27,8 @@ pub(crate) enum Lane {
     Renewals,
     /// Claims, ends, attach, logs: what a running job needs.
     Leases,
+    /// Calls that wait for a row which somebody holds: they must not keep the others from their connections.
+    Alone,
     /// Everything else.
     General,
 }
@@ -35,12 +37,15 @@ pub(crate) enum Lane {
 const RENEWAL_CONNECTIONS: usize = 2;
 /// Connections for the other calls of leases: two statements of claims and two of ends may be under way.
 const LEASE_CONNECTIONS: usize = 4;
+/// Connections for calls that wait for a row.
+const ALONE_CONNECTIONS: usize = 3;
 
 /// All connections of one store. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Pools {
     renewals: Pool,
     leases: Pool,
+    alone: Pool,
     general: Pool,
     dialect: Arc<Dialect>,
     /// The longest that one call may take.
@@ -77,6 +82,7 @@ impl Pools {
         Self {
             renewals: pool(Lane::Renewals, RENEWAL_CONNECTIONS),
             leases: pool(Lane::Leases, LEASE_CONNECTIONS),
+            alone: pool(Lane::Alone, ALONE_CONNECTIONS),
             general: pool(Lane::General, settings.pool_size.max(1)),
             dialect,
             timeout,
@@ -88,6 +94,7 @@ impl Pools {
         let pool = match lane {
             Lane::Renewals => &self.renewals,
             Lane::Leases => &self.leases,
+            Lane::Alone => &self.alone,
             Lane::General => &self.general,
         };
         match pool.get().await {
@@ -115,8 +122,18 @@ impl Pools {
         params: &[Param<'_>],
     ) -> Result<Vec<Row>, StoreError> {
         let session = self.session(lane, operation).await?;
-        match tokio::time::timeout(self.timeout, session.query(sql, params)).await {
-            Ok(Ok(rows)) => Ok(rows),
+        self.finish(operation, session, async |session| session.query(sql, params).await).await
+    }
+
+    /// The last use of a session within the call's time, after which it goes back to its pool, or is closed.
+    pub(crate) async fn finish<T>(
+        &self,
+        operation: &'static str,
+        session: Session,
+        work: impl AsyncFnOnce(&Session) -> Result<T, tokio_postgres::Error>,
+    ) -> Result<T, StoreError> {
+        match tokio::time::timeout(self.timeout, work(&session)).await {
+            Ok(Ok(answer)) => Ok(answer),
             Ok(Err(e)) => {
                 if error::spoils_connection(&e) {
                     session.discard();
@@ -132,7 +149,7 @@ impl Pools {
 
     /// How many connections there are at this moment, and how many there may be, over all pools.
     pub(crate) fn size(&self) -> (usize, usize) {
-        let all = [&self.renewals, &self.leases, &self.general].map(Pool::status);
+        let all = [&self.renewals, &self.leases, &self.alone, &self.general].map(Pool::status);
         (all.iter().map(|s| s.size).sum(), all.iter().map(|s| s.max_size).sum())
     }
 
@@ -169,7 +186,7 @@ fn session_settings(lane: Lane, timeout: Duration) -> String {
         // These statements find their rows by key, whatever the statistics say at the moment.
         settings.push_str(
             "; set plan_cache_mode = force_generic_plan; set enable_seqscan = off; \
-             set enable_hashjoin = off; set enable_mergejoin = off",
+             set enable_mergejoin = off",
         );
     }
     settings

@@ -55,7 +55,7 @@ impl Dialect {
 
 /// A connection borrowed from a pool. Dropped while a statement is on its way or a transaction is open (its
 /// caller gave up), it is closed instead of going back: nobody else reads that answer, or waits behind it.
-pub struct Session {
+pub(crate) struct Session {
     object: Option<Object>,
     /// Not a drop guard: it must stay set when the future that set it is dropped half-way.
     busy: AtomicBool,

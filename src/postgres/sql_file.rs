@@ -9,13 +9,13 @@ use tokio_postgres::types::Type;
 
 /// A statement of this store.
 #[derive(Debug)]
-pub struct Sql {
+pub(crate) struct Sql {
     /// The file's name without its ending; also the operation's name in errors and metrics.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// The text.
-    pub text: &'static str,
+    pub(crate) text: &'static str,
     /// The parameters' types, in order.
-    pub types: &'static [Type],
+    pub(crate) types: &'static [Type],
 }
 
 /// `sql!("renew", [INT8_ARRAY, UUID_ARRAY])`: the statement in `sql/renew.sql` with its parameters' types.

@@ -1,5 +1,6 @@
 //! The store on a real PostgreSQL.
 
+mod authority;
 mod migrations;
 mod refusing;
 mod submitting;

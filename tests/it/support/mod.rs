@@ -3,4 +3,5 @@
 pub mod database;
 pub mod engine;
 pub mod eventually;
+pub mod jobs;
 pub mod services;

@@ -1,0 +1,269 @@
+//! What a holder records of a running job: its container, its output, its progress. And what it asks when it has
+//! lost track: what became of the grant?
+
+use async_trait::async_trait;
+use leasehold_actors::{
+    domain::{ContainerId, NodeId},
+    error::{Applied, StoreError, StoreErrorKind},
+    ports::{Attach, LogAppend, LogBatch, LogStream, Reconciliation, Renewal},
+};
+use serde::de::IgnoredAny;
+use tokio_postgres::Row;
+
+use super::{
+    error,
+    owners::Holder,
+    pool::{Lane, Pools},
+    protected::{LEASE, Verb},
+    renew::micros,
+    session::Session,
+    sql_file::{Sql, sql},
+};
+
+static ATTACH: Sql = sql!("attach", [INT8, UUID, TEXT, TEXT, UUID, TEXT, TEXT]);
+static APPEND_LOGS: Sql =
+    sql!("append_logs", [INT8, UUID, TEXT, TEXT, UUID, INT8, INT2_ARRAY, INT8_ARRAY, BYTEA_ARRAY]);
+static REPORT_PROGRESS: Sql = sql!("report_progress", [INT8, UUID, TEXT, TEXT, UUID, INT8, TEXT]);
+static RECONCILE: Sql = sql!("reconcile", [INT8, UUID, TEXT, TEXT, UUID]);
+
+/// The most bytes of a progress note.
+const PROGRESS_LIMIT: usize = 4096;
+
+/// A container to record.
+#[derive(Debug)]
+pub(super) struct AttachAsk {
+    pub(super) holder: Holder,
+    pub(super) node: NodeId,
+    pub(super) container: ContainerId,
+}
+
+/// Attach a container.
+pub(super) struct AttachContainer;
+
+#[async_trait]
+impl Verb for AttachContainer {
+    type Ask = AttachAsk;
+    type Answer = Attach;
+
+    const OPERATION: &'static str = "attach";
+    const LANE: Lane = Lane::Leases;
+
+    fn holder(ask: &AttachAsk) -> &Holder {
+        &ask.holder
+    }
+
+    fn locks() -> &'static [&'static Sql] {
+        LEASE
+    }
+
+    async fn put(session: &Session, asks: &[&AttachAsk]) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let [ask] = asks else { return Ok(Vec::new()) };
+        let (h, owner) = (&ask.holder, &ask.holder.owner);
+        session
+            .query(
+                &ATTACH,
+                &[
+                    &h.job,
+                    &h.token,
+                    &owner.namespace.as_str(),
+                    &owner.worker.as_str(),
+                    &owner.process.0,
+                    &ask.node.as_str(),
+                    &ask.container.as_str(),
+                ],
+            )
+            .await
+    }
+
+    fn read(row: &Row) -> Result<(i64, Attach), StoreError> {
+        let garbled = |e| error::garbled(Self::OPERATION, e);
+        let right_node: bool = row.try_get(0).map_err(garbled)?;
+        let conflict: Option<String> = row.try_get(1).map_err(garbled)?;
+        let answer = match conflict {
+            _ if !right_node => Attach::WrongRuntimeNode,
+            None => Attach::Attached,
+            Some(attached) => Attach::ContainerConflict {
+                attached: ContainerId::new(attached).map_err(|e| error::garbled(Self::OPERATION, e))?,
+            },
+        };
+        Ok((0, answer))
+    }
+
+    async fn refused(_: &Pools, _: &AttachAsk) -> Result<Attach, StoreError> {
+        Ok(Attach::NotLive)
+    }
+}
+
+/// Output to store.
+#[derive(Debug)]
+pub(super) struct LogAsk {
+    pub(super) holder: Holder,
+    pub(super) batches: Vec<LogBatch>,
+}
+
+/// Append output.
+pub(super) struct AppendLogs;
+
+fn stream_number(stream: LogStream) -> i16 {
+    match stream {
+        LogStream::Stdout => 1,
+        LogStream::Stderr => 2,
+        LogStream::System => 3,
+    }
+}
+
+#[async_trait]
+impl Verb for AppendLogs {
+    type Ask = LogAsk;
+    type Answer = LogAppend;
+
+    const OPERATION: &'static str = "append_logs";
+    const LANE: Lane = Lane::Leases;
+
+    fn holder(ask: &LogAsk) -> &Holder {
+        &ask.holder
+    }
+
+    fn locks() -> &'static [&'static Sql] {
+        LEASE
+    }
+
+    async fn put(session: &Session, asks: &[&LogAsk]) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let [ask] = asks else { return Ok(Vec::new()) };
+        let (h, owner) = (&ask.holder, &ask.holder.owner);
+        let streams: Vec<i16> = ask.batches.iter().map(|b| stream_number(b.stream)).collect();
+        let offsets: Vec<i64> =
+            ask.batches.iter().map(|b| i64::try_from(b.first_byte).unwrap_or(i64::MAX)).collect();
+        let data: Vec<&[u8]> = ask.batches.iter().map(|b| &*b.data).collect();
+        session
+            .query(
+                &APPEND_LOGS,
+                &[
+                    &h.job,
+                    &h.token,
+                    &owner.namespace.as_str(),
+                    &owner.worker.as_str(),
+                    &owner.process.0,
+                    &h.epoch,
+                    &streams,
+                    &offsets,
+                    &data,
+                ],
+            )
+            .await
+    }
+
+    fn read(_: &Row) -> Result<(i64, LogAppend), StoreError> {
+        Ok((0, LogAppend::Stored))
+    }
+
+    async fn refused(_: &Pools, _: &LogAsk) -> Result<LogAppend, StoreError> {
+        Ok(LogAppend::NotLive)
+    }
+}
+
+/// A progress note to store.
+#[derive(Debug)]
+pub(super) struct ProgressAsk {
+    pub(super) holder: Holder,
+    pub(super) note: String,
+}
+
+/// Report progress.
+pub(super) struct ReportProgress;
+
+impl ReportProgress {
+    /// Refuses a note that is too long, or no JSON.
+    pub(super) fn check(note: &str) -> Result<(), StoreError> {
+        let reason = if note.len() > PROGRESS_LIMIT {
+            format!("the note is {} bytes long; at most {PROGRESS_LIMIT} are kept", note.len())
+        } else if serde_json::from_str::<IgnoredAny>(note).is_err() || note.contains('\0') {
+            "the note is not JSON".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(StoreError {
+            operation: Self::OPERATION,
+            kind: StoreErrorKind::Refused,
+            applied: Applied::No,
+            message: reason,
+        })
+    }
+}
+
+#[async_trait]
+impl Verb for ReportProgress {
+    type Ask = ProgressAsk;
+    type Answer = Renewal;
+
+    const OPERATION: &'static str = "report_progress";
+    const LANE: Lane = Lane::Leases;
+
+    fn holder(ask: &ProgressAsk) -> &Holder {
+        &ask.holder
+    }
+
+    fn locks() -> &'static [&'static Sql] {
+        LEASE
+    }
+
+    async fn put(session: &Session, asks: &[&ProgressAsk]) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let [ask] = asks else { return Ok(Vec::new()) };
+        let (h, owner) = (&ask.holder, &ask.holder.owner);
+        session
+            .query(
+                &REPORT_PROGRESS,
+                &[
+                    &h.job,
+                    &h.token,
+                    &owner.namespace.as_str(),
+                    &owner.worker.as_str(),
+                    &owner.process.0,
+                    &h.epoch,
+                    &ask.note,
+                ],
+            )
+            .await
+    }
+
+    fn read(row: &Row) -> Result<(i64, Renewal), StoreError> {
+        let garbled = |e| error::garbled(Self::OPERATION, e);
+        let remaining: i64 = row.try_get(0).map_err(garbled)?;
+        let cancel_requested = row.try_get(1).map_err(garbled)?;
+        Ok((0, Renewal::Held { remaining: micros(remaining), cancel_requested }))
+    }
+
+    async fn refused(_: &Pools, _: &ProgressAsk) -> Result<Renewal, StoreError> {
+        Ok(Renewal::NotLive)
+    }
+}
+
+/// What became of a grant; reads only, and only the primary may say.
+pub(super) async fn reconcile(pools: &Pools, h: &Holder) -> Result<Reconciliation, StoreError> {
+    const OPERATION: &str = "reconcile";
+    let owner = &h.owner;
+    let rows = pools
+        .call(
+            Lane::Leases,
+            OPERATION,
+            &RECONCILE,
+            &[&h.job, &h.token, &owner.namespace.as_str(), &owner.worker.as_str(), &owner.process.0],
+        )
+        .await?;
+    let row = rows.first().ok_or_else(|| error::garbled(OPERATION, "no row"))?;
+    let garbled = |e| error::garbled(OPERATION, e);
+    if row.try_get(0).map_err(garbled)? {
+        return Err(StoreError {
+            operation: OPERATION,
+            kind: StoreErrorKind::ReadOnly,
+            applied: Applied::No,
+            message: "a standby answered; only the primary knows".to_owned(),
+        });
+    }
+    let remaining: i64 = row.try_get(2).map_err(garbled)?;
+    Ok(match row.try_get(1).map_err(garbled)? {
+        false => Reconciliation::Changed,
+        true if remaining > 0 => Reconciliation::Live { remaining: micros(remaining) },
+        true => Reconciliation::Expired,
+    })
+}

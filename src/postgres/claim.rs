@@ -1,0 +1,424 @@
+//! Claim: open claims and listed ones, gathered like everything else, through one statement.
+//!
+//! The statement inserts its command ids plainly. A claim whose id has run before fails as a whole and surely
+//! changed nothing; what the first one granted, as far as it is still live, is then its answer.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Instant,
+};
+
+use chrono::{DateTime, Utc};
+use futures_util::future::join_all;
+use leasehold_actors::{
+    domain::{CommandId, JobKind, Route},
+    error::{Applied, StoreError, StoreErrorKind},
+    ports::{Claimant, DispatchedJob, Grant, ListedAnswer},
+};
+use sha2::{Digest, Sha256};
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::{
+    batch::Pending,
+    error,
+    grant::{self, reasons, recall},
+    marks::{Marks, Place},
+    pool::{Lane, Pools},
+    sql_file::{Sql, sql},
+};
+
+static CLAIM: Sql = sql!(
+    "claim",
+    [
+        TEXT, UUID_ARRAY, TEXT_ARRAY, UUID_ARRAY, INT4_ARRAY, TEXT_ARRAY, TEXT_ARRAY, BOOL_ARRAY, TEXT_ARRAY,
+        TEXT_ARRAY, TEXT_ARRAY, INT2_ARRAY, TIMESTAMPTZ_ARRAY, INT8_ARRAY, UUID_ARRAY, INT4_ARRAY, INT8_ARRAY,
+        INT8_ARRAY, INT4_ARRAY, UUID_ARRAY, INT4_ARRAY, BOOL
+    ]
+);
+
+/// How often a statement is tried that lost a race for a slot which it cannot give back.
+const RACES: usize = 5;
+/// How often an open claim goes on after it met nothing but jobs that must wait for others.
+const ROUNDS: usize = 8;
+
+/// What a claim asks for.
+#[derive(Debug)]
+pub(super) enum Wish {
+    /// The next so many jobs of these routes.
+    Open { routes: Arc<[Route]>, limit: usize },
+    /// Exactly these.
+    Listed { jobs: Vec<DispatchedJob> },
+}
+
+/// One claim.
+#[derive(Debug)]
+pub(super) struct ClaimAsk {
+    pub(super) owner: Arc<Claimant>,
+    pub(super) command: CommandId,
+    pub(super) repeat: bool,
+    pub(super) lease_ms: i32,
+    pub(super) wish: Wish,
+}
+
+/// The answers of a claim, in order.
+pub(super) type ClaimReply = Vec<ListedAnswer>;
+
+impl ClaimAsk {
+    pub(super) fn rows(&self) -> usize {
+        match &self.wish {
+            Wish::Open { limit, .. } => *limit,
+            Wish::Listed { jobs } => jobs.len(),
+        }
+    }
+
+    pub(super) fn operation(&self) -> &'static str {
+        match self.wish {
+            Wish::Open { .. } => "claim",
+            Wish::Listed { .. } => "claim_listed",
+        }
+    }
+
+    /// Over everything that was asked for: another request under the same command id is noticed by it.
+    pub(super) fn hash(&self) -> String {
+        let mut hash = Sha256::new();
+        let mut put = |bytes: &[u8]| {
+            hash.update(bytes.len().to_le_bytes());
+            hash.update(bytes);
+        };
+        put(self.operation().as_bytes());
+        put(self.owner.namespace.as_str().as_bytes());
+        put(self.owner.worker.as_str().as_bytes());
+        put(self.owner.process.0.as_bytes());
+        put(&self.lease_ms.to_le_bytes());
+        match &self.wish {
+            Wish::Open { routes, limit } => {
+                put(&limit.to_le_bytes());
+                for route in routes.iter() {
+                    put(route.kind.as_str().as_bytes());
+                    put(route.name.as_bytes());
+                    put(route.task.as_bytes());
+                }
+            }
+            Wish::Listed { jobs } => {
+                for job in jobs {
+                    put(&job.job.0.to_le_bytes());
+                    put(&job.generation.to_le_bytes());
+                    put(&job.dispatch_attempt.to_le_bytes());
+                }
+            }
+        }
+        hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// What claims need besides their question.
+#[derive(Debug, Clone)]
+pub(super) struct Desk {
+    pub(super) pools: Pools,
+    pub(super) marks: Arc<Marks>,
+}
+
+type Call = Pending<ClaimAsk, ClaimReply>;
+
+/// Answers a batch: claims that can share a statement do.
+pub(super) async fn together(desk: &Desk, batch: Vec<Call>) {
+    let mut groups: Vec<Vec<Call>> = Vec::new();
+    for call in batch {
+        match groups.iter_mut().find(|group| may_share(&group[0].ask, &call.ask)) {
+            Some(group) => group.push(call),
+            None => groups.push(vec![call]),
+        }
+    }
+    join_all(groups.into_iter().map(|group| group_of_equals(desk, group))).await;
+}
+
+fn may_share(a: &ClaimAsk, b: &ClaimAsk) -> bool {
+    a.owner.namespace == b.owner.namespace
+        && match (&a.wish, &b.wish) {
+            (Wish::Open { routes: x, .. }, Wish::Open { routes: y, .. }) => Arc::ptr_eq(x, y) || x == y,
+            (Wish::Listed { .. }, Wish::Listed { .. }) => true,
+            _ => false,
+        }
+}
+
+async fn group_of_equals(desk: &Desk, mut group: Vec<Call>) {
+    while !group.is_empty() {
+        let (now, later) = without_common_jobs(group);
+        send(desk, now).await;
+        group = later;
+    }
+}
+
+/// A statement grants a job to one claim. Claims for the same job, or under the same command, go one after the other.
+fn without_common_jobs(group: Vec<Call>) -> (Vec<Call>, Vec<Call>) {
+    let (mut jobs, mut commands) = (HashSet::new(), HashSet::new());
+    group.into_iter().partition(|call| {
+        if !commands.insert(call.ask.command) {
+            return false;
+        }
+        let Wish::Listed { jobs: listed } = &call.ask.wish else { return true };
+        if listed.iter().any(|job| jobs.contains(&job.job)) {
+            return false;
+        }
+        jobs.extend(listed.iter().map(|job| job.job));
+        true
+    })
+}
+
+async fn send(desk: &Desk, calls: Vec<Call>) {
+    let asks: Vec<&ClaimAsk> = calls.iter().map(|call| &call.ask).collect();
+    match claim(desk, &asks).await {
+        Ok(replies) => {
+            for (call, reply) in calls.into_iter().zip(replies) {
+                call.answer(Ok(reply));
+            }
+        }
+        // It surely granted nothing. One of them may have run before, or be at fault otherwise.
+        Err(e) if e.applied == Applied::No && may_be_one_of_them(&e) => {
+            for call in calls {
+                let answer = alone(desk, &call.ask).await;
+                call.answer(answer);
+            }
+        }
+        Err(e) => {
+            for call in calls {
+                call.answer(Err(e.clone()));
+            }
+        }
+    }
+}
+
+fn may_be_one_of_them(e: &StoreError) -> bool {
+    matches!(
+        e.kind,
+        StoreErrorKind::Refused
+            | StoreErrorKind::RowLocked
+            | StoreErrorKind::Timeout
+            | StoreErrorKind::CommandConflict
+    )
+}
+
+/// One claim by itself, and the recorded answer if it has run before.
+pub(super) async fn alone(desk: &Desk, ask: &ClaimAsk) -> Result<ClaimReply, StoreError> {
+    match claim(desk, &[ask]).await {
+        Ok(mut replies) => Ok(replies.pop().unwrap_or_default()),
+        Err(e) if e.kind == StoreErrorKind::CommandConflict => {
+            recall(&desk.pools, ask).await?.ok_or_else(|| {
+                // It stood in the way a moment ago and is gone: whoever recorded it was undone.
+                StoreError { kind: StoreErrorKind::RowLocked, ..e }
+            })
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Runs the statement until it has something to say. `CommandConflict`: one of the commands has run before.
+async fn claim(desk: &Desk, asks: &[&ClaimAsk]) -> Result<Vec<ClaimReply>, StoreError> {
+    match &asks[0].wish {
+        Wish::Open { routes, .. } => open(desk, asks, routes).await,
+        Wish::Listed { .. } => listed(desk, asks).await,
+    }
+}
+
+async fn open(desk: &Desk, asks: &[&ClaimAsk], routes: &[Route]) -> Result<Vec<ClaimReply>, StoreError> {
+    let namespace = &asks[0].owner.namespace;
+    let mut replies = vec![ClaimReply::new(); asks.len()];
+    for _ in 0..ROUNDS {
+        let marks = desk.marks.places(namespace, routes);
+        let started = Instant::now();
+        let from = marks.clone().unwrap_or_else(|| vec![Place::FIRST; routes.len()]);
+        let rows = put(desk, asks, routes, &from).await?;
+        if marks.is_none() {
+            desk.marks.looked(namespace, routes, started.elapsed());
+        }
+        let mut held_back = false;
+        for row in &rows {
+            match Granted::read(row, asks)? {
+                Granted::HeldBack { .. } => held_back = true,
+                Granted::To { request, grant, place } => {
+                    desk.marks.took(namespace, &grant.route, place);
+                    replies[request].push(ListedAnswer::Granted(grant));
+                }
+            }
+        }
+        if replies.iter().any(|reply| !reply.is_empty()) || asks.iter().any(|ask| ask.repeat) {
+            break;
+        }
+        // Nothing above the marks: there may be something below, if a look at everything is allowed again.
+        if !held_back && (marks.is_none() || desk.marks.places(namespace, routes).is_some()) {
+            break;
+        }
+    }
+    Ok(replies)
+}
+
+async fn listed(desk: &Desk, asks: &[&ClaimAsk]) -> Result<Vec<ClaimReply>, StoreError> {
+    let rows = put(desk, asks, &[], &[]).await?;
+    let mut granted: HashMap<i64, Box<Grant>> = HashMap::new();
+    let mut held_back = HashMap::new();
+    for row in &rows {
+        match Granted::read(row, asks)? {
+            Granted::HeldBack { job, blocker } => {
+                held_back.insert(job, blocker);
+            }
+            Granted::To { grant, .. } => {
+                granted.insert(grant.authority.job.0, grant);
+            }
+        }
+    }
+    let mut replies = Vec::with_capacity(asks.len());
+    for ask in asks {
+        let Wish::Listed { jobs } = &ask.wish else { continue };
+        // Each job may be granted to one entry of the list only: the first that believes the right thing of it.
+        let mut answers: Vec<Option<ListedAnswer>> = jobs
+            .iter()
+            .map(|wanted| {
+                let fits = granted.get(&wanted.job.0).is_some_and(|grant| {
+                    grant.generation == wanted.generation && grant.dispatch_attempt == wanted.dispatch_attempt
+                });
+                if fits { granted.remove(&wanted.job.0).map(ListedAnswer::Granted) } else { None }
+            })
+            .collect();
+        let rejected: Vec<&DispatchedJob> =
+            jobs.iter().zip(&answers).filter(|(_, a)| a.is_none()).map(|(wanted, _)| wanted).collect();
+        if !rejected.is_empty() {
+            let namespace = &ask.owner.namespace;
+            let mut why = reasons(&desk.pools, namespace, &rejected, &held_back).await?.into_iter();
+            for answer in answers.iter_mut().filter(|a| a.is_none()) {
+                *answer = why.next();
+            }
+        }
+        replies.push(answers.into_iter().flatten().collect());
+    }
+    // Whatever was granted and fits nobody's belief must not be kept from the caller: it would run unseen.
+    debug_assert!(granted.is_empty(), "the statement compares what the list says");
+    Ok(replies)
+}
+
+/// Builds the arrays and sends the statement; races for slots are run again.
+async fn put(
+    desk: &Desk,
+    asks: &[&ClaimAsk],
+    routes: &[Route],
+    from: &[Place],
+) -> Result<Vec<Row>, StoreError> {
+    let operation = asks[0].operation();
+    let namespace = asks[0].owner.namespace.as_str();
+    let commands: Vec<Uuid> = asks.iter().map(|ask| ask.command.0).collect();
+    let workers: Vec<&str> = asks.iter().map(|ask| ask.owner.worker.as_str()).collect();
+    let processes: Vec<Uuid> = asks.iter().map(|ask| ask.owner.process.0).collect();
+    let leases: Vec<i32> = asks.iter().map(|ask| ask.lease_ms).collect();
+    let hashes: Vec<String> = asks.iter().map(|ask| ask.hash()).collect();
+    let operations: Vec<&str> = asks.iter().map(|ask| ask.operation()).collect();
+    // An empty first answer of an open claim needs no memory; an empty answer to a repeat must stay empty.
+    let always: Vec<bool> =
+        asks.iter().map(|ask| ask.repeat || matches!(ask.wish, Wish::Listed { .. })).collect();
+
+    let kinds: Vec<&str> = routes.iter().map(|route| route.kind.as_str()).collect();
+    let names: Vec<&str> = routes.iter().map(|route| route.name.as_str()).collect();
+    let tasks: Vec<&str> = routes.iter().map(|route| route.task.as_str()).collect();
+    let ranks: Vec<i16> = from.iter().map(|place| place.rank).collect();
+    let dues: Vec<DateTime<Utc>> = from.iter().map(|place| place.due_at).collect();
+    let firsts: Vec<i64> = from.iter().map(|place| place.job).collect();
+
+    let mut open_requests: Vec<i32> = Vec::new();
+    let mut list: Vec<(DispatchedJob, i32)> = Vec::new();
+    for (number, ask) in (1i32..).zip(asks) {
+        match &ask.wish {
+            Wish::Open { limit, .. } => open_requests.extend(std::iter::repeat_n(number, *limit)),
+            Wish::Listed { jobs } => {
+                let mut seen = HashSet::new();
+                list.extend(jobs.iter().filter(|job| seen.insert(**job)).map(|job| (*job, number)));
+            }
+        }
+    }
+    let open_tokens = grant::tokens(open_requests.len());
+    let listed_tokens = grant::tokens(list.len());
+    let listed_jobs: Vec<i64> = list.iter().map(|(job, _)| job.job.0).collect();
+    let generations: Vec<i64> = list.iter().map(|(job, _)| job.generation).collect();
+    let attempts: Vec<i32> = list.iter().map(|(job, _)| job.dispatch_attempt).collect();
+    let listed_requests: Vec<i32> = list.iter().map(|(_, number)| *number).collect();
+    let places = !list.is_empty() || routes.iter().any(|route| route.kind == JobKind::Container);
+
+    let mut races = 0;
+    loop {
+        let session = desk.pools.session(Lane::Leases, operation).await?;
+        let mut ran_before = false;
+        let mut lost_race = false;
+        let answer = desk
+            .pools
+            .finish(operation, session, async |session| {
+                let answer = session
+                    .query(
+                        &CLAIM,
+                        &[
+                            &namespace,
+                            &commands,
+                            &workers,
+                            &processes,
+                            &leases,
+                            &hashes,
+                            &operations,
+                            &always,
+                            &kinds,
+                            &names,
+                            &tasks,
+                            &ranks,
+                            &dues,
+                            &firsts,
+                            &open_tokens,
+                            &open_requests,
+                            &listed_jobs,
+                            &generations,
+                            &attempts,
+                            &listed_tokens,
+                            &listed_requests,
+                            &places,
+                        ],
+                    )
+                    .await;
+                if let Err(e) = &answer {
+                    ran_before = error::violates(e, "commands_pkey");
+                    lost_race = error::violates(e, "workflow_slots_pkey");
+                }
+                answer
+            })
+            .await;
+        match answer {
+            Err(e) if ran_before => {
+                return Err(StoreError { kind: StoreErrorKind::CommandConflict, ..e });
+            }
+            Err(_) if lost_race && races < RACES => races += 1,
+            answer => return answer,
+        }
+    }
+}
+
+/// One row of the statement's answer.
+enum Granted {
+    To { request: usize, grant: Box<Grant>, place: Place },
+    HeldBack { job: i64, blocker: i64 },
+}
+
+impl Granted {
+    fn read(row: &Row, asks: &[&ClaimAsk]) -> Result<Self, StoreError> {
+        let operation = asks[0].operation();
+        let garbled = |e| error::garbled(operation, e);
+        if let Some(blocker) = row.try_get::<_, Option<i64>>("blocked_by").map_err(garbled)? {
+            return Ok(Self::HeldBack { job: row.try_get("job_id").map_err(garbled)?, blocker });
+        }
+        let number: i32 = row.try_get(0).map_err(garbled)?;
+        let request = usize::try_from(number - 1).unwrap_or(usize::MAX);
+        let ask = asks.get(request).ok_or_else(|| error::garbled(operation, "a grant for nobody"))?;
+        let grant = grant::read(row, 1, &ask.owner, ask.lease_ms).map_err(|e| error::garbled(operation, e))?;
+        let place = Place {
+            rank: row.try_get("rank").map_err(garbled)?,
+            due_at: row.try_get("due_at").map_err(garbled)?,
+            job: grant.authority.job.0,
+        };
+        Ok(Self::To { request, grant: Box::new(grant), place })
+    }
+}
+
