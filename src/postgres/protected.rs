@@ -139,10 +139,19 @@ async fn gathered<V: Verb>(
 /// Asks about one lease, from a snapshot that is younger than the lock on its row.
 pub(super) async fn alone<V: Verb>(pools: &Pools, ask: &V::Ask) -> Result<V::Answer, StoreError> {
     let job = V::holder(ask).job;
-    let rows = under_lock(pools, V::OPERATION, V::locks(), job, async |session| {
+    let was_pooled = pools.dialect().is_pooled();
+    let mut rows = under_lock(pools, V::OPERATION, V::locks(), job, async |session| {
         V::put(session, &[ask]).await
     })
-    .await?;
+    .await;
+    if rows.is_err() && pools.dialect().is_pooled() != was_pooled {
+        // A pooler was found out in the middle of the transaction; now that it is known, this works.
+        rows = under_lock(pools, V::OPERATION, V::locks(), job, async |session| {
+            V::put(session, &[ask]).await
+        })
+        .await;
+    }
+    let rows = rows?;
     match rows.first() {
         Some(row) => V::read(row).map(|(_, answer)| answer),
         None => V::refused(pools, ask).await,
@@ -151,7 +160,7 @@ pub(super) async fn alone<V: Verb>(pools: &Pools, ask: &V::Ask) -> Result<V::Ans
 
 /// A transaction that waits for rows first and then does its work. Until its commit is sent nothing of it can
 /// have happened, whatever went wrong.
-pub(super) async fn under_lock(
+async fn under_lock(
     pools: &Pools,
     operation: &'static str,
     locks: &[&Sql],
