@@ -114,8 +114,8 @@ impl<Q: Send + 'static, A: Send + 'static> Shared<Q, A> {
             let mut state = this.lock();
             state.waiting.push_back(call);
             state.waiting_rows += rows;
-            let start = state.in_flight == 0
-                || (state.in_flight < MOST_IN_FLIGHT && state.waiting_rows >= ENOUGH);
+            let start =
+                state.in_flight == 0 || (state.in_flight < MOST_IN_FLIGHT && state.waiting_rows >= ENOUGH);
             state.in_flight += usize::from(start);
             start
         };

@@ -32,9 +32,28 @@ use super::{
 static CLAIM: Sql = sql!(
     "claim",
     [
-        TEXT, UUID_ARRAY, TEXT_ARRAY, UUID_ARRAY, INT4_ARRAY, TEXT_ARRAY, TEXT_ARRAY, BOOL_ARRAY, TEXT_ARRAY,
-        TEXT_ARRAY, TEXT_ARRAY, INT2_ARRAY, TIMESTAMPTZ_ARRAY, INT8_ARRAY, UUID_ARRAY, INT4_ARRAY, INT8_ARRAY,
-        INT8_ARRAY, INT4_ARRAY, UUID_ARRAY, INT4_ARRAY, BOOL
+        TEXT,
+        UUID_ARRAY,
+        TEXT_ARRAY,
+        UUID_ARRAY,
+        INT4_ARRAY,
+        TEXT_ARRAY,
+        TEXT_ARRAY,
+        BOOL_ARRAY,
+        TEXT_ARRAY,
+        TEXT_ARRAY,
+        TEXT_ARRAY,
+        INT2_ARRAY,
+        TIMESTAMPTZ_ARRAY,
+        INT8_ARRAY,
+        UUID_ARRAY,
+        INT4_ARRAY,
+        INT8_ARRAY,
+        INT8_ARRAY,
+        INT4_ARRAY,
+        UUID_ARRAY,
+        INT4_ARRAY,
+        BOOL
     ]
 );
 
@@ -412,7 +431,8 @@ impl Granted {
         let number: i32 = row.try_get(0).map_err(garbled)?;
         let request = usize::try_from(number - 1).unwrap_or(usize::MAX);
         let ask = asks.get(request).ok_or_else(|| error::garbled(operation, "a grant for nobody"))?;
-        let grant = grant::read(row, 1, &ask.owner, ask.lease_ms).map_err(|e| error::garbled(operation, e))?;
+        let grant =
+            grant::read(row, 1, &ask.owner, ask.lease_ms).map_err(|e| error::garbled(operation, e))?;
         let place = Place {
             rank: row.try_get("rank").map_err(garbled)?,
             due_at: row.try_get("due_at").map_err(garbled)?,
@@ -421,4 +441,3 @@ impl Granted {
         Ok(Self::To { request, grant: Box::new(grant), place })
     }
 }
-

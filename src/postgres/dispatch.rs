@@ -50,9 +50,8 @@ pub(super) async fn dispatch(
     limit: u32,
 ) -> Result<Dispatched, StoreError> {
     const OPERATION: &str = "dispatch";
-    let rows = pools
-        .call(Lane::Leases, OPERATION, &DISPATCH, &[&namespace.as_str(), &i64::from(limit)])
-        .await?;
+    let rows =
+        pools.call(Lane::Leases, OPERATION, &DISPATCH, &[&namespace.as_str(), &i64::from(limit)]).await?;
     let row = rows.first().ok_or_else(|| error::garbled(OPERATION, "no row"))?;
     let garbled = |e| error::garbled(OPERATION, e);
     let moved: i64 = row.try_get(0).map_err(garbled)?;

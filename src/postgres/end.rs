@@ -35,10 +35,8 @@ static GIVE_UP: Sql = sql!(
         INT8_ARRAY, INT8_ARRAY
     ]
 );
-static RESCHEDULE: Sql = sql!(
-    "reschedule",
-    [INT8, UUID, TEXT, TEXT, UUID, UUID, INT8, TEXT, TEXT, TEXT, INT8]
-);
+static RESCHEDULE: Sql =
+    sql!("reschedule", [INT8, UUID, TEXT, TEXT, UUID, UUID, INT8, TEXT, TEXT, TEXT, INT8]);
 static RECALL_END: Sql = sql!("recall_end", [INT8, INT8, UUID, TEXT, TEXT, UUID]);
 
 /// A request to end a lease. Its `Debug` shows no token.
@@ -84,7 +82,14 @@ impl Verb for Complete {
             .query(
                 &COMPLETE,
                 &[
-                    &h.jobs, &h.tokens, &h.owners, &h.namespaces, &h.workers, &h.processes, &commands, &codes,
+                    &h.jobs,
+                    &h.tokens,
+                    &h.owners,
+                    &h.namespaces,
+                    &h.workers,
+                    &h.processes,
+                    &commands,
+                    &codes,
                     &outputs,
                 ],
             )
@@ -182,9 +187,24 @@ impl Verb for GiveUp {
             .query(
                 &GIVE_UP,
                 &[
-                    &h.jobs, &h.tokens, &h.owners, &h.namespaces, &h.workers, &h.processes, &commands, &c.acts,
-                    &c.kinds, &c.codes, &c.messages, &c.exit_codes, &c.max_user, &c.max_system,
-                    &c.max_timeout, &c.backoffs, &c.caps, &c.delays,
+                    &h.jobs,
+                    &h.tokens,
+                    &h.owners,
+                    &h.namespaces,
+                    &h.workers,
+                    &h.processes,
+                    &commands,
+                    &c.acts,
+                    &c.kinds,
+                    &c.codes,
+                    &c.messages,
+                    &c.exit_codes,
+                    &c.max_user,
+                    &c.max_system,
+                    &c.max_timeout,
+                    &c.backoffs,
+                    &c.caps,
+                    &c.delays,
                 ],
             )
             .await
@@ -193,7 +213,10 @@ impl Verb for GiveUp {
     fn read(row: &Row) -> Result<(i64, Ended), StoreError> {
         let garbled = |e| error::garbled(Self::OPERATION, e);
         let job = row.try_get(0).map_err(garbled)?;
-        Ok((job, outcome(Self::OPERATION, row.try_get(1).map_err(garbled)?, row.try_get(2).map_err(garbled)?)?))
+        Ok((
+            job,
+            outcome(Self::OPERATION, row.try_get(1).map_err(garbled)?, row.try_get(2).map_err(garbled)?)?,
+        ))
     }
 
     async fn refused(pools: &Pools, ask: &EndAsk) -> Result<Ended, StoreError> {

@@ -5,9 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use leasehold_actors::{
     domain::{Epoch, JobId, JobKind, JobState, LeaseToken, Namespace, NodeId, RetryPolicy, Route},
     error::{Applied, StoreError, StoreErrorKind},
-    ports::{
-        Authority, Claimant, ClaimRejection, DispatchedJob, Grant, ListedAnswer, Placement,
-    },
+    ports::{Authority, ClaimRejection, Claimant, DispatchedJob, Grant, ListedAnswer, Placement},
 };
 use rand::RngCore;
 use tokio_postgres::Row;

@@ -165,6 +165,7 @@ impl LeaseStore for PgStore {
     async fn reconcile(&self, authority: &Authority) -> Result<Reconciliation, StoreError> {
         let (pools, holder) = (self.inner.pools.clone(), self.holder(authority));
         let limit = pools.timeout;
-        protected::on(&self.inner.io, "reconcile", limit, async move { reconcile(&pools, &holder).await }).await
+        protected::on(&self.inner.io, "reconcile", limit, async move { reconcile(&pools, &holder).await })
+            .await
     }
 }

@@ -53,7 +53,6 @@ use leasehold_actors::{
 use tokio::runtime::Handle;
 use tokio_postgres::Row;
 
-pub use self::{connect::ConnectError, tls::AddressError};
 use self::{
     batch::Batcher,
     claim::{ClaimAsk, ClaimReply, Desk},
@@ -66,6 +65,7 @@ use self::{
     session::{Param, Session},
     sql_file::Sql,
 };
+pub use self::{connect::ConnectError, tls::AddressError};
 use crate::config::DatabaseSettings;
 
 /// The jobs service on one database. A clone is another handle on the same connections.

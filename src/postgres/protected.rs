@@ -58,18 +58,23 @@ pub(super) trait Verb: Send + Sync + 'static {
 /// The gatherer of one kind of call.
 pub(super) fn batcher<V: Verb>(pools: &Pools, io: &Handle) -> Batcher<V::Ask, V::Answer> {
     let (pools, handle) = (pools.clone(), io.clone());
-    Batcher::new(V::OPERATION, io.clone(), |_| 1, move |batch| {
-        let (pools, io) = (pools.clone(), handle.clone());
-        Box::pin(async move {
-            let mut batch = batch;
-            while !batch.is_empty() {
-                // Two calls about one job do not go into one statement: its rows do not say whose call they answer.
-                let (now, later) = one_each::<V>(batch);
-                together::<V>(&pools, &io, now).await;
-                batch = later;
-            }
-        })
-    })
+    Batcher::new(
+        V::OPERATION,
+        io.clone(),
+        |_| 1,
+        move |batch| {
+            let (pools, io) = (pools.clone(), handle.clone());
+            Box::pin(async move {
+                let mut batch = batch;
+                while !batch.is_empty() {
+                    // Two calls about one job do not go into one statement: its rows do not say whose call they answer.
+                    let (now, later) = one_each::<V>(batch);
+                    together::<V>(&pools, &io, now).await;
+                    batch = later;
+                }
+            })
+        },
+    )
 }
 
 type Call<V> = Pending<<V as Verb>::Ask, <V as Verb>::Answer>;
@@ -126,10 +131,7 @@ fn is_somebodys_fault(e: &StoreError) -> bool {
         && matches!(e.kind, StoreErrorKind::Refused | StoreErrorKind::RowLocked | StoreErrorKind::Timeout)
 }
 
-async fn gathered<V: Verb>(
-    pools: &Pools,
-    batch: &[Call<V>],
-) -> Result<HashMap<i64, V::Answer>, StoreError> {
+async fn gathered<V: Verb>(pools: &Pools, batch: &[Call<V>]) -> Result<HashMap<i64, V::Answer>, StoreError> {
     let asks: Vec<&V::Ask> = batch.iter().map(|call| &call.ask).collect();
     let session = pools.session(V::LANE, V::OPERATION).await?;
     let rows = pools.finish(V::OPERATION, session, async |session| V::put(session, &asks).await).await?;
@@ -140,16 +142,13 @@ async fn gathered<V: Verb>(
 pub(super) async fn alone<V: Verb>(pools: &Pools, ask: &V::Ask) -> Result<V::Answer, StoreError> {
     let job = V::holder(ask).job;
     let was_pooled = pools.dialect().is_pooled();
-    let mut rows = under_lock(pools, V::OPERATION, V::locks(), job, async |session| {
-        V::put(session, &[ask]).await
-    })
-    .await;
+    let mut rows =
+        under_lock(pools, V::OPERATION, V::locks(), job, async |session| V::put(session, &[ask]).await).await;
     if rows.is_err() && pools.dialect().is_pooled() != was_pooled {
         // A pooler was found out in the middle of the transaction; now that it is known, this works.
-        rows = under_lock(pools, V::OPERATION, V::locks(), job, async |session| {
-            V::put(session, &[ask]).await
-        })
-        .await;
+        rows =
+            under_lock(pools, V::OPERATION, V::locks(), job, async |session| V::put(session, &[ask]).await)
+                .await;
     }
     let rows = rows?;
     match rows.first() {
@@ -238,4 +237,3 @@ pub(super) async fn on<T: Send + 'static>(
 pub(super) fn holders<'a, V: Verb>(asks: &[&'a V::Ask]) -> super::owners::Holders<'a> {
     asks.iter().map(|ask| V::holder(ask)).collect()
 }
-

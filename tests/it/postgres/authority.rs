@@ -8,8 +8,8 @@ use leasehold::{
     postgres::PgStore,
     protocol::{
         domain::{
-            CommandId, ContainerId, ContainerSpec, Failure, FailureKind, JobDefinition, JobId, NewJob, NodeId,
-            ProcessId, RetryPolicy, Route, WorkerId,
+            CommandId, ContainerId, ContainerSpec, Failure, FailureKind, JobDefinition, JobId, NewJob,
+            NodeId, ProcessId, RetryPolicy, Route, WorkerId,
         },
         ports::{
             Attach, Authority, Claimant, DispatchedJob, End, Ended, Grant, LeaseStore, ListedAnswer,
@@ -26,7 +26,16 @@ use crate::support::{
 
 /// The protected calls. Reconcile is among them: it must change nothing whatever it answers.
 const CALLS: [&str; 11] = [
-    "renew", "attach", "logs", "progress", "complete", "fail", "retry", "cancel", "release", "reschedule",
+    "renew",
+    "attach",
+    "logs",
+    "progress",
+    "complete",
+    "fail",
+    "retry",
+    "cancel",
+    "release",
+    "reschedule",
     "reconcile",
 ];
 
@@ -228,8 +237,7 @@ async fn reconcile_tells_live_from_expired_from_changed() {
     let bench = Bench::new(&database).await;
     for way in WAYS {
         let (wrong, _) = bench.wrong(way).await;
-        let expected =
-            if way == Wrong::Expired { Reconciliation::Expired } else { Reconciliation::Changed };
+        let expected = if way == Wrong::Expired { Reconciliation::Expired } else { Reconciliation::Changed };
         assert_eq!(bench.store.reconcile(&wrong).await.unwrap(), expected, "{way:?}");
     }
     let grant = bench.held().await;

@@ -101,9 +101,8 @@ pub async fn picture(client: &Client, job: JobId) -> String {
         "node_slots",
         "workflow_slots",
     ] {
-        let query = format!(
-            "select xmin::text, t::text from leasehold.{table} t where t.job_id = $1 order by 2"
-        );
+        let query =
+            format!("select xmin::text, t::text from leasehold.{table} t where t.job_id = $1 order by 2");
         for row in client.query(&query, &[&job.0]).await.unwrap() {
             picture.push_str(&format!("{table} {} {}\n", row.get::<_, &str>(0), row.get::<_, &str>(1)));
         }
