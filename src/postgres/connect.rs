@@ -137,7 +137,7 @@ async fn look(settings: &DatabaseSettings, address: &Address) -> Result<bool, Co
 
 /// Finds out whether we speak to the server itself. A session setting sent at start-up reaches only the
 /// session that it starts: a pooler refuses it, or drops it, since its server sessions exist already.
-async fn probe(
+pub(super) async fn probe(
     settings: &DatabaseSettings,
     address: &Address,
 ) -> Result<(tokio_postgres::Client, bool), ConnectError> {

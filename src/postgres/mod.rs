@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`connect`], [`tls`], `pool`, `session`, `sql_file`, `error` | how statements reach the server, and what their errors mean |
 //! | [`migrate`] | the schema |
+//! | [`listen`] | NOTIFY as hints, polling where that does not work |
 //! | `lease_store` | the port: `impl LeaseStore for PgStore` |
 //! | `batch`, `protected`, `owners` | group commit; what a "no" is worth, and how it is asked again |
 //! | `claim`, `grant`, `marks`, `dispatch`, `renew`, `end`, `attach` | the verbs of the lease protocol |
@@ -23,6 +24,7 @@ mod error;
 mod fleet;
 mod grant;
 mod lease_store;
+pub mod listen;
 mod marks;
 pub mod migrate;
 pub mod nodes;
