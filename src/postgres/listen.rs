@@ -167,11 +167,7 @@ impl Listener {
     /// How hints come at this moment.
     #[must_use]
     pub fn mode(&self) -> ListenMode {
-        if self.state.listening.load(Ordering::Relaxed) {
-            ListenMode::Listening
-        } else {
-            ListenMode::Polling
-        }
+        if self.state.listening.load(Ordering::Relaxed) { ListenMode::Listening } else { ListenMode::Polling }
     }
 
     /// How often listening was taken up again after it broke off.
@@ -347,9 +343,9 @@ async fn watched(client: &Client, mut driver: Driver) -> String {
         }
         let probe = client.simple_query("select count(*) from pg_listening_channels()");
         let standing = match timeout(PROBE_PATIENCE, probe).await {
-            Ok(Ok(answer)) => answer.iter().any(|m| {
-                matches!(m, SimpleQueryMessage::Row(row) if row.get(0) == Some("4"))
-            }),
+            Ok(Ok(answer)) => {
+                answer.iter().any(|m| matches!(m, SimpleQueryMessage::Row(row) if row.get(0) == Some("4")))
+            }
             Ok(Err(e)) => {
                 driver.abort();
                 return error::describe(&e);
