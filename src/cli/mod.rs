@@ -120,30 +120,36 @@ fn usage(error: &clap::Error) -> ExitCode {
             let _ = error.print();
             ExitCode::from(Exit::Usage.code())
         }
-        _ => fail(&CliError::usage(condense(&error.to_string()))),
+        _ => fail(&CliError::usage(condense(&error.to_string(), &path_of(std::env::args())))),
     }
 }
 
-/// `error: …`, the arguments that it lists, and the tip; the rest of clap's page is what --help is for.
-fn condense(page: &str) -> String {
+/// The command that was meant, as far as its words are known: `leasehold job show`.
+fn path_of(arguments: impl Iterator<Item = String>) -> String {
+    let mut at = command();
+    let mut path = at.get_name().to_owned();
+    for word in arguments.skip(1) {
+        let Some(sub) = at.find_subcommand(&word).cloned() else { continue };
+        path = format!("{path} {}", sub.get_name());
+        at = sub;
+    }
+    path
+}
+
+/// clap's page on one line: the mistake, the arguments that it lists, the tip, and where to read on.
+fn condense(page: &str, path: &str) -> String {
     let mut parts: Vec<String> = Vec::new();
-    let mut help = "leasehold --help".to_owned();
     for line in page.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        if let Some(usage) = line.strip_prefix("Usage:") {
-            let words: Vec<&str> =
-                usage.split_whitespace().take_while(|w| !w.starts_with(['-', '[', '<'])).collect();
-            help = format!("{} --help", words.join(" "));
-        } else if let Some(tip) = line.strip_prefix("tip: ") {
-            parts.push(tip.to_owned());
-        } else if !line.starts_with("For more information") {
-            let line = line.strip_prefix("error: ").unwrap_or(line);
-            match parts.last_mut() {
-                Some(last) if last.ends_with(':') => *last = format!("{last} {line}"),
-                _ => parts.push(line.to_owned()),
-            }
+        if line.starts_with("Usage:") || line.starts_with("For more information") {
+            continue;
+        }
+        let line = line.strip_prefix("error: ").or_else(|| line.strip_prefix("tip: ")).unwrap_or(line);
+        match parts.last_mut() {
+            Some(last) if last.ends_with(':') => *last = format!("{last} {line}"),
+            _ => parts.push(line.to_owned()),
         }
     }
-    format!("{}; see `{help}`", parts.join("; "))
+    format!("{}; see `{path} --help`", parts.join("; "))
 }
 
 #[cfg(test)]
@@ -173,12 +179,17 @@ mod tests {
 
     #[test]
     fn a_mistake_is_one_line_with_the_next_step() {
-        for args in
-            [&["leasehold", "confg"][..], &["leasehold", "config", "--jsn"], &["leasehold", "completions"]]
-        {
+        for (args, path) in [
+            (&["leasehold", "confg"][..], "leasehold"),
+            (&["leasehold", "config", "--jsn"], "leasehold config"),
+            (&["leasehold", "job", "show"], "leasehold job show"),
+            (&["leasehold", "--namespace", "x", "job", "cancel", "7x"], "leasehold job cancel"),
+        ] {
             let error = command().try_get_matches_from(args).unwrap_err();
-            let line = CliError::usage(condense(&error.to_string())).line();
-            assert!(line.contains("--help`"), "{line}");
+            let path_found = path_of(args.iter().map(|word| (*word).to_owned()));
+            assert_eq!(path_found, path);
+            let line = CliError::usage(condense(&error.to_string(), &path_found)).line();
+            assert!(line.ends_with(&format!("see `{path} --help`")), "{line}");
             assert_eq!(line.lines().count(), 1);
         }
     }

@@ -1,4 +1,11 @@
 //! The binary and the parts that only it uses, as a person meets them.
 
+mod bad_input;
 mod cluster;
 mod engine;
+mod jobs;
+mod leasehold;
+mod passwords;
+mod settings;
+mod terminal;
+mod workflows;
