@@ -3,5 +3,7 @@
 mod exits;
 mod identity;
 mod node_agent;
+mod outages;
 mod output;
 mod stopping;
+mod versions;

@@ -30,7 +30,7 @@ pub struct TestEngine {
     pub endpoint: String,
     /// Bollard as it is, for what a stranger would do to our containers.
     pub stranger: bollard::Docker,
-    mark: String,
+    pub mark: String,
 }
 
 /// Runs a test on a shared engine and checks that it left no container.

@@ -2,6 +2,7 @@
 
 pub mod database;
 pub mod engine;
+pub mod engine_proxy;
 pub mod eventually;
 pub mod jobs;
 pub mod services;
