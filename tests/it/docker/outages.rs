@@ -101,7 +101,10 @@ async fn a_daemon_that_crashes_breaks_the_wait_and_its_containers_are_found_kill
     assert!(reading.await.unwrap().1);
     private.boot().await;
     let status = engine.status(&id).await;
-    assert!(matches!(status.state, ContainerState::Exited { code: 137, oom_killed: false, .. }), "{status:?}");
+    assert!(
+        matches!(status.state, ContainerState::Exited { code: 137, oom_killed: false, .. }),
+        "{status:?}"
+    );
     assert_eq!(engine.output(&id).await.0, b"ready\n");
     engine.engine.remove(&id).await.unwrap();
 }
@@ -129,8 +132,8 @@ async fn a_frozen_daemon_is_noticed_by_every_call_within_its_limit() {
         engine.engine.create(&plan),
         waiting,
     );
-    let errors =
-        [info.err(), look.err(), kill.err(), create.err(), wait.unwrap().err()].map(|e| e.expect("no answer"));
+    let errors = [info.err(), look.err(), kill.err(), create.err(), wait.unwrap().err()]
+        .map(|e| e.expect("no answer"));
     for error in errors {
         assert_eq!(error.kind, EngineErrorKind::Timeout, "{error}");
         assert!(error.is_retryable());

@@ -44,7 +44,10 @@ async fn an_older_engine_is_spoken_to_in_its_own_version() {
         assert!(matches!(status.state, ContainerState::Exited { code: 6, .. }), "{status:?}");
         old.remove(&id).await.unwrap();
         let requests = proxy.requests();
-        assert!(requests.iter().any(|request| request.starts_with("POST /v1.40/containers/create?")), "{requests:?}");
+        assert!(
+            requests.iter().any(|request| request.starts_with("POST /v1.40/containers/create?")),
+            "{requests:?}"
+        );
     })
     .await;
 }
@@ -107,8 +110,10 @@ async fn an_engine_that_was_upgraded_is_agreed_with_anew() {
 #[tokio::test]
 async fn a_start_that_worked_and_was_answered_with_an_error_counts_as_started() {
     on_engine(1, async |engine| {
-        for lost in [Action::ReplaceAnswer(500, r#"{"message":"context deadline exceeded"}"#.to_owned()), Action::SwallowAnswer]
-        {
+        for lost in [
+            Action::ReplaceAnswer(500, r#"{"message":"context deadline exceeded"}"#.to_owned()),
+            Action::SwallowAnswer,
+        ] {
             let action = lost.clone();
             let proxy = EngineProxy::start(&engine.endpoint, move |request| {
                 if request.contains("/start") { action.clone() } else { Action::Forward }
