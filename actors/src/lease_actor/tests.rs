@@ -1,10 +1,10 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::{
-    domain::{JobState, NewJob},
+    domain::{ContainerSpec, JobDefinition, JobState, NewJob},
     fence::Hold,
-    fixtures::{Rig, RigSettings, done, eventually, noop, paused, submit, takes, work},
-    testing::{Fate, MemoryStore, Operation, StoreHarness},
+    fixtures::{Rig, RigSettings, done, eventually, noop, paused, planned_panic, submit, takes, work},
+    testing::{Fate, MemoryStore, Operation, Probe, StoreHarness, TestNode},
 };
 
 use super::*;
@@ -443,5 +443,99 @@ fn done_at_once_costs_one_renewal_and_one_end() {
         rig.until_state(job, JobState::Completed).await;
         assert!(before.elapsed() < Duration::from_millis(20), "no wait anywhere: {:?}", before.elapsed());
         assert_eq!((rig.net.calls(Operation::Renew), rig.net.calls(Operation::End)), (1, 1));
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Containers
+// ---------------------------------------------------------------------------------------------------
+
+async fn container_rig(start_node: crate::nodes::StartNode) -> (Rig, JobId) {
+    let memory = MemoryStore::new();
+    memory.register_node(&TestNode::new(&noop().namespace, "n-1", 2)).await;
+    let spec = ContainerSpec { image: "busybox".to_owned(), ..ContainerSpec::default() };
+    let job = NewJob::ad_hoc(JobDefinition::Container(spec));
+    let job = memory.submit_job(&job).expect("a plain job").job;
+    let settings = RigSettings { start_node, ..RigSettings::default() };
+    (Rig::on(memory, settings, work(|_, _| async { panic!("no handler runs here") })), job)
+}
+
+#[test]
+fn a_container_is_run_by_the_actor_of_the_node_that_the_claim_named() {
+    paused(async {
+        let node = Probe::answering_later(|message: RunContainer| async move {
+            let placement = message.lease.grant().placement.clone().expect("placed by the claim");
+            assert_eq!(placement.node.as_str(), "n-1");
+            tokio::time::sleep(s(25)).await;
+            WorkOutcome::Failed(Failure::new(FailureKind::User, "3", "exit code 3").with_exit_code(3))
+        });
+        let recipient = node.recipient.clone();
+        let (rig, job) = container_rig(Box::new(move |_| Ok(recipient.clone()))).await;
+        rig.until_state(job, JobState::Failed).await;
+        rig.until_quiet().await;
+        assert_eq!((node.asked(), rig.view(job).failure_code.as_deref()), (1, Some("3")));
+    });
+}
+
+struct KillSwitch(Arc<std::sync::atomic::AtomicU32>);
+
+impl crate::fence::Kill for KillSwitch {
+    fn kill(&self) -> futures_util::future::BoxFuture<'static, Result<(), String>> {
+        let call = self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        Box::pin(async move { if call == 0 { Err("the engine is away".to_owned()) } else { Ok(()) } })
+    }
+}
+
+/// A node actor that dies with a container in hand: the fence kills the container, and only when that is
+/// confirmed is the attempt over; the next job gets a new node actor.
+#[test]
+fn a_container_whose_node_actor_dies_is_killed_before_its_attempt_counts_as_over() {
+    paused(async {
+        let kills = Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let (at_kill, started) = (Arc::clone(&kills), Arc::new(std::sync::atomic::AtomicU32::new(0)));
+        let starts = Arc::clone(&started);
+        let (rig, job) = container_rig(Box::new(move |_| {
+            let first = starts.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
+            let kills = Arc::clone(&at_kill);
+            let node = Probe::answering(move |message: RunContainer| {
+                if first {
+                    let kill = Arc::new(KillSwitch(Arc::clone(&kills)));
+                    let _guard = message.lease.guard_container(kill, s(10));
+                    planned_panic("in the node actor");
+                }
+                done()
+            });
+            Ok(node.recipient)
+        }))
+        .await;
+        eventually(s(100_000), "its first attempt is over", || !rig.memory.past_leases(job).is_empty()).await;
+        let failure = rig.memory.past_leases(job)[0].failure.clone().expect("why");
+        assert_eq!((failure.kind, failure.code.as_str()), (FailureKind::System, "node_actor_died"));
+        let kills = kills.load(std::sync::atomic::Ordering::SeqCst);
+        assert_eq!(kills, 2, "one failed, one confirmed, and only then the report");
+        rig.until_state(job, JobState::Completed).await;
+        assert_eq!(started.load(std::sync::atomic::Ordering::SeqCst), 2);
+        rig.until_quiet().await;
+    });
+}
+
+#[test]
+fn a_node_that_cannot_be_used_fails_the_attempt_as_system() {
+    paused(async {
+        let (rig, job) = container_rig(Box::new(|_| {
+            Err(crate::error::EngineError {
+                operation: "connect",
+                kind: crate::error::EngineErrorKind::BadRequest,
+                applied: Applied::No,
+                message: "the endpoint is no address".to_owned(),
+                exit_code: None,
+            })
+        }))
+        .await;
+        rig.until_state(job, JobState::Failed).await;
+        let tries = rig.memory.past_leases(job);
+        assert_eq!(tries.len(), 3, "as often as SYSTEM failures are tried");
+        assert_eq!(rig.view(job).failure_code.as_deref(), Some("node_unusable"));
+        rig.until_quiet().await;
     });
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     clock::Anchor,
     fence::{Terms, Watch},
-    fixtures::{LEASE, claim, grant},
+    fixtures::{LEASE, claim, grant, planned_panic},
 };
 
 fn active(permits: &Permits, job: i64) -> ActivePermit {
@@ -185,13 +185,10 @@ proptest! {
                 Step::DropActive(i) => drop(take(&mut actives, i)),
                 Step::PanicWithActive(i) => {
                     let permit = take(&mut actives, i);
-                    let hook = std::panic::take_hook();
-                    std::panic::set_hook(Box::new(|_| {}));
                     let _ = catch_unwind(AssertUnwindSafe(move || {
                         let _permit = permit;
-                        panic!("the actor dies");
+                        planned_panic("the actor dies")
                     }));
-                    std::panic::set_hook(hook);
                 }
                 Step::StartWork(i) => {
                     if !actives.is_empty() {

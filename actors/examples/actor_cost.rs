@@ -1,0 +1,142 @@
+//! What the actors themselves cost: jobs per second through claim → LeaseActor → renew → work → complete on one
+//! arbiter, with a store that answers at once. `cargo run --release -p leasehold-actors --example actor_cost`.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use leasehold_actors::{
+    domain::*,
+    error::StoreError,
+    ports::*,
+    settings::*,
+    supervision::{Supervision, WorkerParts},
+    work::{LeaseContext, WorkOutcome},
+};
+
+const JOBS: i64 = 300_000;
+
+#[derive(Default)]
+struct Instantly {
+    next: AtomicI64,
+    done: AtomicI64,
+}
+
+#[async_trait]
+impl LeaseStore for Instantly {
+    async fn dispatch(&self, _: &Namespace, _: u32) -> Result<Dispatched, StoreError> {
+        Ok(Dispatched { moved: 0, next_due: None })
+    }
+    async fn claim(&self, request: &OpenClaim) -> Result<ClaimAnswer, StoreError> {
+        let first = self.next.fetch_add(i64::from(request.limit), Ordering::Relaxed);
+        let grants = (first..(first + i64::from(request.limit)).min(JOBS))
+            .map(|job| Grant {
+                authority: Authority {
+                    owner: request.owner.clone(),
+                    job: JobId(job),
+                    token: LeaseToken::generate(),
+                    epoch: Epoch(1),
+                },
+                kind: JobKind::Handler,
+                route: Route::handler("noop"),
+                workflow: "adhoc".to_owned(),
+                generation: 1,
+                dispatch_attempt: 1,
+                attempt: 1,
+                lease: request.lease,
+                definition: Arc::from("{}"),
+                payload: Arc::from("null"),
+                timeout: None,
+                retry: RetryPolicy::default(),
+                trace_parent: None,
+                placement: None,
+            })
+            .collect();
+        Ok(ClaimAnswer { grants })
+    }
+    async fn claim_listed(&self, _: &ListedClaim) -> Result<Vec<ListedAnswer>, StoreError> {
+        Ok(Vec::new())
+    }
+    async fn renew(&self, _: &Authority) -> Result<Renewal, StoreError> {
+        tokio::task::yield_now().await;
+        Ok(Renewal::Held { remaining: Duration::from_secs(30), cancel_requested: false })
+    }
+    async fn attach(&self, _: &Authority, _: &NodeId, _: &ContainerId) -> Result<Attach, StoreError> {
+        Ok(Attach::Attached)
+    }
+    async fn append_logs(&self, _: &Authority, _: &[LogBatch]) -> Result<LogAppend, StoreError> {
+        Ok(LogAppend::Stored)
+    }
+    async fn report_progress(&self, _: &Authority, _: &str) -> Result<Renewal, StoreError> {
+        Ok(Renewal::NotLive)
+    }
+    async fn end(&self, _: &Authority, _: CommandId, _: &End) -> Result<Ended, StoreError> {
+        tokio::task::yield_now().await;
+        self.done.fetch_add(1, Ordering::Relaxed);
+        Ok(Ended::Terminal(JobState::Completed))
+    }
+    async fn reconcile(&self, _: &Authority) -> Result<Reconciliation, StoreError> {
+        Ok(Reconciliation::Changed)
+    }
+}
+
+struct Noop;
+
+#[async_trait]
+impl WorkRunner for Noop {
+    async fn run(&self, _: Arc<Grant>, _: LeaseContext) -> WorkOutcome {
+        WorkOutcome::Completed { exit_code: None, output: None }
+    }
+}
+
+fn main() {
+    let s = Duration::from_secs;
+    actix::System::new().block_on(async {
+        let store = Arc::new(Instantly::default());
+        let began = Instant::now();
+        let worker = Supervision::start(WorkerParts {
+            store: Arc::clone(&store) as Arc<dyn LeaseStore>,
+            runner: Arc::new(Noop),
+            start_node: Box::new(|_| unreachable!("no container")),
+            on_stuck: Box::new(|_, _| {}),
+            settings: ActorSettings {
+                claim: ClaimSettings {
+                    owner: Claimant {
+                        namespace: Namespace::default(),
+                        worker: WorkerId::new("w").expect("a name"),
+                        process: ProcessId::generate(),
+                    },
+                    routes: Arc::from([Route::handler("noop")]),
+                    concurrency: 1000,
+                    batch: 500,
+                    poll_interval: s(5),
+                },
+                timings: LeaseTimings {
+                    lease: s(30),
+                    renew_interval: s(10),
+                    safety_margin: s(3),
+                    store_timeout: s(3),
+                    stop_grace: s(5),
+                },
+                retry_defaults: RetryPolicy::default(),
+                dispatch: None,
+            },
+        })
+        .expect("starts");
+        while store.done.load(Ordering::Relaxed) < JOBS {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let took = began.elapsed();
+        println!(
+            "{JOBS} jobs in {took:?}: {:.0} jobs/s, {:.2} us each; {:?}",
+            JOBS as f64 / took.as_secs_f64(),
+            took.as_secs_f64() * 1e6 / JOBS as f64,
+            worker.health()
+        );
+    });
+}
