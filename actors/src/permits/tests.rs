@@ -150,6 +150,8 @@ fn take<T>(from: &mut Vec<T>, index: usize) -> Option<T> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
     /// L8: whatever happens in whatever order, the six states add up to the capacity, and only the two
     /// explicit words of the store ("answered", "over") make a permit free.
     #[test]
