@@ -20,3 +20,4 @@ pub mod workload;
 
 pub use client::Client;
 pub use leasehold_actors as protocol;
+pub use worker::Worker;

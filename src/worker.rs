@@ -1,1 +1,244 @@
-//! The embedding API for workers.
+//! A worker: claims jobs, runs them under their leases, and drains when it is told to.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use leasehold::{Worker, workload::handler::{HandlerError, Job, LeaseHandle}};
+//!
+//! let worker = Worker::builder()
+//!     .database("postgres://localhost/app")
+//!     .handler("send-email", |job: Job<String>, lease: LeaseHandle| async move {
+//!         println!("epoch {}: a letter to {}", lease.epoch(), job.payload);
+//!         Ok::<_, HandlerError>(())
+//!     })
+//!     .build()
+//!     .await?;
+//! let exit = worker.run_until(async { drop(tokio::signal::ctrl_c().await) }).await?;
+//! println!("{exit:?}");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Whatever is not said in the program is read from the environment (see [`crate::config`]), so that an
+//! operator tunes an embedded worker as one of `leasehold worker`.
+//!
+//! The worker owns its threads: one for the actors that hold leases, two for the database, and some for
+//! handlers and probes. Nothing of it runs on the caller's runtime but the waiting.
+
+mod signals;
+
+use std::{collections::BTreeMap, future::Future, sync::Arc};
+
+use leasehold_actors::{domain::Route, error::StoreError};
+use serde::{Serialize, de::DeserializeOwned};
+
+pub use self::signals::StopSignals;
+use crate::{
+    config::{ConfigError, DatabaseSettings, Effective, Sources, WorkerSettings, table::Key},
+    postgres::{ConnectError, PgStore},
+    wiring::{self, Runtimes, Wiring},
+    workload::{
+        handler::{HandlerError, Handlers, Job, LeaseHandle},
+        heartbeat::{HeartbeatProbe, HeartbeatSettingsError},
+    },
+};
+
+pub use crate::wiring::{Health, RunError, WorkerExit};
+
+/// A worker that is ready to run.
+#[derive(Debug)]
+pub struct Worker {
+    wiring: Wiring,
+}
+
+/// Why a worker cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// A setting cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A setting of the probes cannot be used.
+    #[error(transparent)]
+    Heartbeat(#[from] HeartbeatSettingsError),
+    /// The database cannot be used.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The database gave no answer.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Nothing to do.
+    #[error("this worker serves nothing; register a handler, or let it run heartbeats or containers")]
+    NothingToServe,
+    /// The operating system gave no thread.
+    #[error("cannot start the worker's threads: {0}")]
+    Threads(#[from] std::io::Error),
+}
+
+/// Gathers what a worker needs.
+#[derive(Debug, Default)]
+pub struct WorkerBuilder {
+    url: Option<String>,
+    database: Option<DatabaseSettings>,
+    settings: Option<WorkerSettings>,
+    changes: Vec<Change>,
+    handlers: Handlers,
+    heartbeats: bool,
+    containers: bool,
+}
+
+struct Change(Box<dyn FnOnce(&mut WorkerSettings) + Send>);
+
+impl std::fmt::Debug for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Change")
+    }
+}
+
+impl Worker {
+    /// Begins with nothing: no handler, no heartbeats, no containers, and settings from the environment.
+    #[must_use]
+    pub fn builder() -> WorkerBuilder {
+        WorkerBuilder::default()
+    }
+
+    /// The store that the worker uses; submit through it what the worker shall run.
+    #[must_use]
+    pub fn store(&self) -> &PgStore {
+        self.wiring.store()
+    }
+
+    /// How the worker is doing, from now until it has ended. Cheap to clone, usable from any thread.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.wiring.health()
+    }
+
+    /// Runs until `shutdown` resolves, then drains: claims nothing more, renews on, lets running work end for
+    /// `EXECUTION_WORKER_SHUTDOWN_GRACE`, stops the rest and gives it back. Dropping the returned future
+    /// stops the work at once.
+    ///
+    /// # Errors
+    /// [`RunError`] when a part of the worker keeps dying, or work is stuck and the settings say to exit.
+    pub async fn run_until<S>(self, shutdown: S) -> Result<WorkerExit, RunError>
+    where
+        S: Future<Output = ()> + Send,
+    {
+        self.run_until_or_now(shutdown, std::future::pending()).await
+    }
+
+    /// As [`Worker::run_until`]; and when `now` resolves, whether a drain has begun or not, the work is
+    /// stopped at once and given back as far as the database confirms it within 2 s.
+    ///
+    /// # Errors
+    /// As [`Worker::run_until`].
+    pub async fn run_until_or_now<S, N>(self, shutdown: S, now: N) -> Result<WorkerExit, RunError>
+    where
+        S: Future<Output = ()> + Send,
+        N: Future<Output = ()> + Send,
+    {
+        self.wiring.run(shutdown, now).await
+    }
+}
+
+impl WorkerBuilder {
+    /// The database's address; otherwise `DATABASE_URL` counts.
+    #[must_use]
+    pub fn database(mut self, url: impl Into<String>) -> Self {
+        self.url = Some(url.into());
+        self
+    }
+
+    /// All that is said about the database at once.
+    #[must_use]
+    pub fn database_settings(mut self, settings: DatabaseSettings) -> Self {
+        self.database = Some(settings);
+        self
+    }
+
+    /// All settings at once, in place of those of the environment.
+    #[must_use]
+    pub fn settings(mut self, settings: WorkerSettings) -> Self {
+        self.settings = Some(settings);
+        self
+    }
+
+    /// Changes single settings; the last word, after the environment.
+    #[must_use]
+    pub fn configure(mut self, change: impl FnOnce(&mut WorkerSettings) + Send + 'static) -> Self {
+        self.changes.push(Change(Box::new(change)));
+        self
+    }
+
+    /// Registers the function for the HANDLER jobs of this name; see [`crate::workload::handler`].
+    #[must_use]
+    pub fn handler<T, R, F, Fut>(mut self, name: impl Into<String>, handler: F) -> Self
+    where
+        T: DeserializeOwned + Send + 'static,
+        R: Serialize + Send + 'static,
+        F: Fn(Job<T>, LeaseHandle) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, HandlerError>> + Send + 'static,
+    {
+        self.handlers.register(name, handler);
+        self
+    }
+
+    /// Whether it makes HEARTBEAT probes.
+    #[must_use]
+    pub fn heartbeats(mut self, yes: bool) -> Self {
+        self.heartbeats = yes;
+        self
+    }
+
+    /// Whether it runs CONTAINER jobs; it must be able to reach the engines of the runtime nodes.
+    #[must_use]
+    pub fn containers(mut self, yes: bool) -> Self {
+        self.containers = yes;
+        self
+    }
+
+    /// Checks the settings and connects. Claims nothing yet.
+    ///
+    /// # Errors
+    /// [`BuildError`], which names the setting or says what to do.
+    pub async fn build(self) -> Result<Worker, BuildError> {
+        let effective = Effective::load(&Sources::of_process(
+            self.url.into_iter().map(|url| (Key::DatabaseUrl, url)).collect::<BTreeMap<_, _>>(),
+            None,
+        ))?;
+        let mut database = match self.database {
+            Some(settings) => settings,
+            None => effective.database("leasehold worker")?,
+        };
+        let mut settings = match self.settings {
+            Some(settings) => settings,
+            None => effective.worker()?,
+        };
+        for Change(change) in self.changes {
+            change(&mut settings);
+        }
+        settings.check()?;
+        database.store_timeout = settings.store_timeout;
+
+        let mut routes: Vec<Route> = self.handlers.routes().collect();
+        routes.extend(self.heartbeats.then(Route::heartbeat));
+        routes.extend(self.containers.then(Route::container));
+        if routes.is_empty() {
+            return Err(BuildError::NothingToServe);
+        }
+        let heartbeat =
+            HeartbeatProbe::new(&settings.heartbeat_allow, settings.heartbeat_ca_file.as_deref())?;
+        let runtimes = Runtimes::start()?;
+        let store = PgStore::connect(&database, runtimes.io()).await?;
+        let fleet = store.fleet().await?;
+        let wiring = Wiring::new(wiring::Parts {
+            runtimes,
+            store,
+            fleet,
+            database,
+            settings,
+            routes: Arc::from(routes),
+            handlers: self.handlers,
+            heartbeat,
+        });
+        Ok(Worker { wiring })
+    }
+}

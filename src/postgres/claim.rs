@@ -29,7 +29,7 @@ use super::{
     sql_file::{Sql, sql},
 };
 
-static CLAIM: Sql = sql!(
+pub(crate) static CLAIM: Sql = sql!(
     "claim",
     [
         TEXT,

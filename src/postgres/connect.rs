@@ -165,7 +165,7 @@ pub(super) async fn probe(
 }
 
 /// One connection outside of all pools, for migrations and for the first look.
-pub(super) async fn connect_plain(
+pub(crate) async fn connect_plain(
     settings: &DatabaseSettings,
 ) -> Result<tokio_postgres::Client, ConnectError> {
     plain(settings, &tls::parse(&settings.url, settings.ca_file.as_ref())?).await

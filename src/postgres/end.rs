@@ -20,7 +20,7 @@ use super::{
     sql_file::{Sql, sql},
 };
 
-static COMPLETE: Sql = sql!(
+pub(crate) static COMPLETE: Sql = sql!(
     "complete",
     [
         INT8_ARRAY, UUID_ARRAY, INT4_ARRAY, TEXT_ARRAY, TEXT_ARRAY, UUID_ARRAY, UUID_ARRAY, INT4_ARRAY,

@@ -31,6 +31,7 @@ pub mod nodes;
 mod owners;
 mod pool;
 mod protected;
+pub(crate) mod raw;
 pub mod read;
 mod read_jobs;
 mod renew;

@@ -15,7 +15,8 @@ use super::{
     sql_file::{Sql, sql},
 };
 
-static RENEW: Sql = sql!("renew", [INT8_ARRAY, UUID_ARRAY, INT4_ARRAY, TEXT_ARRAY, TEXT_ARRAY, UUID_ARRAY]);
+pub(crate) static RENEW: Sql =
+    sql!("renew", [INT8_ARRAY, UUID_ARRAY, INT4_ARRAY, TEXT_ARRAY, TEXT_ARRAY, UUID_ARRAY]);
 
 /// The renewal of one lease.
 pub(super) struct Renew;

@@ -1,0 +1,135 @@
+//! The worker's row in `worker list`: for people only, no decision depends on it.
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold_actors::{
+    domain::Route,
+    ports::Claimant,
+    supervision::{Supervision, WorkerHealth},
+};
+use serde::Serialize;
+
+use crate::postgres::{PgStore, workers::WorkerRegistration};
+
+/// How often the row is brought up to date. (`worker list` calls a worker alive for 30 s.)
+const EVERY: Duration = Duration::from_secs(10);
+
+/// How long a farewell may take: the process is on its way out.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What `worker list` shows as the worker's own words.
+#[derive(Debug, Serialize)]
+struct Status {
+    routes: Vec<String>,
+    permits: Permits,
+    healthy: bool,
+    draining: bool,
+    /// Why nothing is claimed at the moment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_claiming: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Permits {
+    reserved: u32,
+    active: u32,
+    awaiting_replay: u32,
+    awaiting_reconciliation: u32,
+    stuck: u32,
+    free: u32,
+}
+
+fn status(health: &WorkerHealth, routes: &[Route]) -> String {
+    let p = health.permits;
+    let status = Status {
+        routes: routes.iter().map(route_name).collect(),
+        permits: Permits {
+            reserved: p.reserved,
+            active: p.active,
+            awaiting_replay: p.awaiting_replay,
+            awaiting_reconciliation: p.awaiting_reconciliation,
+            stuck: p.stuck,
+            free: p.free,
+        },
+        healthy: health.is_good(),
+        draining: health.draining,
+        not_claiming: health.not_claiming.as_ref().map(ToString::to_string),
+    };
+    serde_json::to_string(&status).expect("a status is plain data")
+}
+
+/// `HANDLER send-email`, `CONTAINER`.
+pub(super) fn route_name(route: &Route) -> String {
+    format!("{} {}", route.kind, route.name).trim_end().to_owned()
+}
+
+/// The row of one worker.
+#[derive(Debug)]
+pub(super) struct Row {
+    pub(super) store: PgStore,
+    pub(super) supervision: Supervision,
+    pub(super) owner: Claimant,
+    pub(super) concurrency: u32,
+    pub(super) routes: Arc<[Route]>,
+}
+
+impl Row {
+    /// Keeps the row up to date until this is dropped. A database that does not answer is no reason to stop.
+    pub(super) async fn keep(self) {
+        let mut registered = false;
+        loop {
+            let words = status(&self.supervision.health(), &self.routes);
+            let said = if registered {
+                self.store.worker_seen(&self.owner, &words, false).await
+            } else {
+                let registration = WorkerRegistration {
+                    claimant: self.owner.clone(),
+                    host: host_name(),
+                    concurrency: self.concurrency,
+                    status: words,
+                };
+                self.store.worker_register(&registration).await
+            };
+            match said {
+                Ok(()) => registered = true,
+                Err(error) => tracing::debug!(%error, "worker list is not up to date"),
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+}
+
+/// Says that the process stops; best effort.
+pub(super) async fn farewell(store: &PgStore, supervision: &Supervision, owner: &Claimant, routes: &[Route]) {
+    let words = status(&supervision.health(), routes);
+    // Without an answer the row grows old, and the list says so.
+    let _ = tokio::time::timeout(FAREWELL, store.worker_seen(owner, &words, true)).await;
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_is_one_object_with_permits_that_add_up() {
+        let health = WorkerHealth {
+            loops: Vec::new(),
+            permits: leasehold_actors::permits::PermitCounts { active: 3, free: 5, ..Default::default() },
+            not_claiming: None,
+            leases: 3,
+            watched: 3,
+            forced_ends: 0,
+            draining: false,
+            tally: Default::default(),
+        };
+        let routes = [Route::handler("send-email"), Route::container()];
+        let json: serde_json::Value = serde_json::from_str(&status(&health, &routes)).expect("JSON");
+        assert_eq!(json["routes"], serde_json::json!(["HANDLER send-email", "CONTAINER"]));
+        assert_eq!((&json["permits"]["active"], &json["permits"]["free"]), (&3.into(), &5.into()));
+        assert_eq!((&json["healthy"], json.get("not_claiming")), (&true.into(), None));
+    }
+}
