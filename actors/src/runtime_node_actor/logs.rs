@@ -177,6 +177,8 @@ impl<'a> LogPump<'a> {
                 Stream::TimeUp => break false,
                 Stream::Broken => {
                     pause = if self.progress > before { FIRST_WAIT } else { (pause * 2).min(LAST_WAIT) };
+                    // A stream that breaks at once leaves no time to notice this beside it.
+                    self.notice_the_end();
                     if self.tail_is_over() {
                         break false;
                     }
@@ -221,7 +223,7 @@ impl<'a> LogPump<'a> {
                 Event::Chunk(chunk) => self.take(chunk, &mut skip),
                 Event::FlushDue => true,
                 Event::ContainerOver => {
-                    self.over_at = Some(Instant::now());
+                    self.notice_the_end();
                     false
                 }
                 Event::TimeUp => return Stream::TimeUp,
@@ -250,6 +252,12 @@ impl<'a> LogPump<'a> {
             return Stream::Complete;
         }
         Stream::Broken
+    }
+
+    fn notice_the_end(&mut self) {
+        if *self.over.borrow() {
+            self.over_at.get_or_insert_with(Instant::now);
+        }
     }
 
     /// When the rest of the output has been waited for long enough.

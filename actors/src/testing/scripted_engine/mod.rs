@@ -166,8 +166,8 @@ impl ScriptedEngine {
         self.shared.state.lock().expect("nothing panics while it holds the engine's state")
     }
 
-    /// Notes the call, and lets go wrong what is to go wrong. `Ok(true)` means: do it, and lose the answer.
-    async fn meet(&self, call: Call, what: &str) -> Result<bool, EngineError> {
+    /// Notes the call, and lets go wrong what is to go wrong. An error inside `Ok` means: do it, and answer that.
+    async fn meet(&self, call: Call, what: &str) -> Result<Option<EngineError>, EngineError> {
         let trouble = {
             let mut state = self.state();
             state.calls.push(format!("{} {what}", call.name()).trim_end().to_owned());
@@ -177,24 +177,25 @@ impl ScriptedEngine {
             state.troubles.get_mut(&call).and_then(std::collections::VecDeque::pop_front)
         };
         match trouble {
-            None => Ok(false),
-            Some(Trouble::AnswerLost) => Ok(true),
+            None => Ok(None),
+            Some(Trouble::AnswerLost) => Ok(Some(unreachable_engine(call, Applied::Maybe))),
             Some(Trouble::RequestLost) => Err(unreachable_engine(call, Applied::Maybe)),
             Some(Trouble::Fails(kind, message)) => Err(failure(call, kind, message, None)),
+            Some(Trouble::DoneButFails(kind, message)) => Ok(Some(failure(call, kind, message, None))),
             Some(Trouble::CannotRun(code, message)) => {
                 Err(failure(call, EngineErrorKind::BadRequest, message, Some(code)))
             }
             Some(Trouble::Slow(duration)) => {
                 tokio::time::sleep(duration).await;
-                Ok(false)
+                Ok(None)
             }
             Some(Trouble::Silent) => std::future::pending().await,
             Some(Trouble::Panics) => panic!("the script says so"),
         }
     }
 
-    fn answer<T>(call: Call, lost: bool, answer: T) -> Result<T, EngineError> {
-        if lost { Err(unreachable_engine(call, Applied::Maybe)) } else { Ok(answer) }
+    fn answer<T>(instead: Option<EngineError>, answer: T) -> Result<T, EngineError> {
+        instead.map_or(Ok(answer), Err)
     }
 
     fn name_of(&self, id: &ContainerId) -> String {
@@ -268,7 +269,7 @@ impl EngineFactory for ScriptedEngine {
 #[async_trait]
 impl ContainerEngine for ScriptedEngine {
     async fn info(&self) -> Result<EngineInfo, EngineError> {
-        let lost = self.meet(Call::Info, "").await?;
+        let instead = self.meet(Call::Info, "").await?;
         let info = EngineInfo {
             engine_id: self.state().engine_id.clone(),
             os: "linux".to_owned(),
@@ -277,16 +278,16 @@ impl ContainerEngine for ScriptedEngine {
             memory_bytes: 1 << 30,
             version: "0-scripted".to_owned(),
         };
-        Self::answer(Call::Info, lost, info)
+        Self::answer(instead, info)
     }
 
     async fn ensure_image(&self, image: &str, _: PullPolicy) -> Result<(), EngineError> {
-        let lost = self.meet(Call::EnsureImage, image).await?;
-        Self::answer(Call::EnsureImage, lost, ())
+        let instead = self.meet(Call::EnsureImage, image).await?;
+        Self::answer(instead, ())
     }
 
     async fn create(&self, plan: &ContainerPlan) -> Result<ContainerId, EngineError> {
-        let lost = self.meet(Call::Create, &plan.name).await?;
+        let instead = self.meet(Call::Create, &plan.name).await?;
         let id = {
             let mut state = self.state();
             let found = state.containers.values().find(|container| container.name == plan.name);
@@ -299,26 +300,26 @@ impl ContainerEngine for ScriptedEngine {
                 None => state.add(plan),
             }
         };
-        Self::answer(Call::Create, lost, id)
+        Self::answer(instead, id)
     }
 
     async fn start(&self, id: &ContainerId) -> Result<(), EngineError> {
-        let lost = self.meet(Call::Start, &self.name_of(id)).await?;
+        let instead = self.meet(Call::Start, &self.name_of(id)).await?;
         let script = self.state().start(id)?;
         if let Some(script) = script {
             self.live(id.clone(), script);
         }
-        Self::answer(Call::Start, lost, ())
+        Self::answer(instead, ())
     }
 
     async fn inspect(&self, id: &ContainerId) -> Result<Option<ContainerStatus>, EngineError> {
-        let lost = self.meet(Call::Inspect, &self.name_of(id)).await?;
+        let instead = self.meet(Call::Inspect, &self.name_of(id)).await?;
         let status = self.state().containers.get(id).map(Container::status);
-        Self::answer(Call::Inspect, lost, status)
+        Self::answer(instead, status)
     }
 
     async fn wait(&self, id: &ContainerId) -> Result<ContainerStatus, EngineError> {
-        let lost = self.meet(Call::Wait, &self.name_of(id)).await?;
+        let instead = self.meet(Call::Wait, &self.name_of(id)).await?;
         let connection = self.state().connections;
         let ended = self.until(Call::Wait, connection, |state| match state.containers.get(id) {
             None => Some(None),
@@ -326,7 +327,7 @@ impl ContainerEngine for ScriptedEngine {
             Some(container) => Some(Some(container.status())),
         });
         let status = ended.await?.ok_or_else(|| state::no_such_container(Call::Wait))?;
-        Self::answer(Call::Wait, lost, status)
+        Self::answer(instead, status)
     }
 
     fn logs(&self, id: &ContainerId) -> BoxStream<'static, Result<LogChunk, EngineError>> {
@@ -355,21 +356,21 @@ impl ContainerEngine for ScriptedEngine {
     }
 
     async fn mark_stopped(&self, id: &ContainerId, name: &str) -> Result<(), EngineError> {
-        let lost = self.meet(Call::Mark, name).await?;
+        let instead = self.meet(Call::Mark, name).await?;
         let mut state = self.state();
         let container = state.get(Call::Mark, id)?;
         container.name = format!("{name}.stopped");
         drop(state);
-        Self::answer(Call::Mark, lost, ())
+        Self::answer(instead, ())
     }
 
     async fn stop(&self, id: &ContainerId, grace: Duration) -> Result<(), EngineError> {
-        let lost = self.meet(Call::Stop, &format!("{} within {grace:?}", self.name_of(id))).await?;
+        let instead = self.meet(Call::Stop, &format!("{} within {grace:?}", self.name_of(id))).await?;
         let on_stop = match self.state().get(Call::Stop, id) {
             Ok(container) if matches!(container.state, ContainerState::Running { .. }) => {
                 container.script.on_stop.clone()
             }
-            Ok(_) => return Self::answer(Call::Stop, lost, ()),
+            Ok(_) => return Self::answer(instead, ()),
             Err(_) => return Ok(()),
         };
         let (after, code) = match on_stop {
@@ -385,29 +386,29 @@ impl ContainerEngine for ScriptedEngine {
         tokio::time::sleep(after).await;
         self.state().end(id, code, false);
         self.shared.changed.notify_waiters();
-        Self::answer(Call::Stop, lost, ())
+        Self::answer(instead, ())
     }
 
     async fn kill(&self, id: &ContainerId) -> Result<(), EngineError> {
-        let lost = self.meet(Call::Kill, &self.name_of(id)).await?;
+        let instead = self.meet(Call::Kill, &self.name_of(id)).await?;
         self.state().end(id, 137, false);
         self.shared.changed.notify_waiters();
-        Self::answer(Call::Kill, lost, ())
+        Self::answer(instead, ())
     }
 
     async fn remove(&self, id: &ContainerId) -> Result<(), EngineError> {
-        let lost = self.meet(Call::Remove, &self.name_of(id)).await?;
+        let instead = self.meet(Call::Remove, &self.name_of(id)).await?;
         self.state().containers.remove(id);
         self.shared.changed.notify_waiters();
-        Self::answer(Call::Remove, lost, ())
+        Self::answer(instead, ())
     }
 
     async fn list(&self, labels: &[(String, String)]) -> Result<Vec<ContainerStatus>, EngineError> {
-        let lost = self.meet(Call::List, "").await?;
+        let instead = self.meet(Call::List, "").await?;
         let state = self.state();
         let ours = state.containers.values().filter(|c| labels.iter().all(|l| c.plan.labels.contains(l)));
         let found = ours.map(Container::status).collect();
         drop(state);
-        Self::answer(Call::List, lost, found)
+        Self::answer(instead, found)
     }
 }

@@ -139,6 +139,8 @@ pub enum Trouble {
     RequestLost,
     /// The engine refuses, in these words.
     Fails(EngineErrorKind, &'static str),
+    /// It is done, and yet the engine answers with an error, in these words.
+    DoneButFails(EngineErrorKind, &'static str),
     /// The engine refuses because the command cannot be run, with the exit code that this stands for.
     CannotRun(i32, &'static str),
     /// It takes this long.
