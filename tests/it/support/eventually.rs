@@ -28,3 +28,8 @@ pub async fn never<T: std::fmt::Debug>(
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
+
+/// Lets time pass where time itself is the subject: a lease that must expire, a delay of a proxy.
+pub async fn pass(span: Duration) {
+    tokio::time::sleep(span).await;
+}

@@ -5,4 +5,5 @@ pub mod engine;
 pub mod engine_proxy;
 pub mod eventually;
 pub mod jobs;
+pub mod proxy;
 pub mod services;
