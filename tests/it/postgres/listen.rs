@@ -163,10 +163,8 @@ async fn a_start_without_a_database_ends_in_listening() {
 /// A host that cannot be resolved is the same: it may be tomorrow.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_that_does_not_resolve_is_tried_again() {
-    let mut listener = Listener::start(
-        &settings("postgres://postgres@no-such-host.invalid:5432/x"),
-        &Handle::current(),
-    );
+    let mut listener =
+        Listener::start(&settings("postgres://postgres@no-such-host.invalid:5432/x"), &Handle::current());
     for _ in 0..3 {
         heard(&mut listener, Hint::Resync, Duration::from_secs(10)).await;
     }

@@ -142,7 +142,9 @@ async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared, 
         if delay > 0 {
             super::eventually::pass(Duration::from_micros(delay)).await;
         }
-        if stalled.wait_for(|stalled| !stalled).await.is_err() || to.write_all(&buffer[..count]).await.is_err() {
+        if stalled.wait_for(|stalled| !stalled).await.is_err()
+            || to.write_all(&buffer[..count]).await.is_err()
+        {
             return;
         }
     }
