@@ -3,6 +3,7 @@
 
 mod completions;
 mod config;
+mod doctor;
 mod error;
 mod flags;
 mod follow;
@@ -57,6 +58,7 @@ enum Command {
     Jobs(jobs::Args),
     Job(job::Args),
     Workflow(workflow::Args),
+    Doctor(doctor::Args),
     Config(config::Args),
     Completions(completions::Args),
     Man(man::Args),
@@ -95,6 +97,7 @@ fn dispatch(command: Command, settings: &Effective) -> Result<Exit, CliError> {
         Command::Jobs(args) => jobs::run(&args, settings),
         Command::Job(args) => job::run(&args, settings),
         Command::Workflow(args) => workflow::run(&args, settings),
+        Command::Doctor(args) => doctor::run(&args, settings),
         Command::Config(args) => config::run(&args, settings),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),

@@ -4,6 +4,7 @@ pub(super) mod cancel;
 mod logs;
 mod retry;
 pub(super) mod show;
+mod why;
 
 use clap::Subcommand;
 use leasehold_actors::domain::JobId;
@@ -26,6 +27,7 @@ enum Command {
     Logs(logs::Args),
     Cancel(cancel::Args),
     Retry(retry::Args),
+    Why(why::Args),
 }
 
 pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
@@ -34,6 +36,7 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
         Command::Logs(args) => logs::run(args, settings),
         Command::Cancel(args) => cancel::run(args, settings),
         Command::Retry(args) => retry::run(args, settings),
+        Command::Why(args) => why::run(args, settings),
     }
 }
 

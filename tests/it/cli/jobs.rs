@@ -157,3 +157,27 @@ fn a_reader_that_goes_away_is_no_error() {
     let err = String::from_utf8_lossy(&output.stderr);
     assert!(!err.contains("panicked") && !err.contains("error"), "{err}");
 }
+
+#[tokio::test]
+async fn doctor_finds_a_healthy_database_healthy_and_a_missing_one_missing() {
+    let database = TestDatabase::create().await;
+    let leasehold = Leasehold::on(database.url());
+    let checks = leasehold.run(&["doctor", "--json"]).json_lines();
+    assert!(checks.iter().any(|check| check["name"] == "database" && check["status"] == "ok"), "{checks:?}");
+    assert!(checks.iter().all(|check| check["status"] != "fail"), "{checks:?}");
+    let gone = Leasehold::on("postgres://u@127.0.0.1:1/x").run(&["doctor"]);
+    assert_eq!(gone.code, 6, "{gone:?}");
+    let empty = TestDatabase::empty().await;
+    let unmigrated = Leasehold::on(empty.url()).run(&["doctor"]);
+    assert!(unmigrated.code == 1 && unmigrated.out.contains("leasehold migrate"), "{unmigrated:?}");
+}
+
+#[tokio::test]
+async fn why_is_one_sentence() {
+    let database = TestDatabase::create().await;
+    let leasehold = Leasehold::on(database.url());
+    assert_eq!(leasehold.run(&["submit", "--handler", "nobody-serves-this"]).code, 0);
+    let why = leasehold.run(&["job", "why", "1"]);
+    assert_eq!((why.code, why.out.lines().count()), (0, 1), "{why:?}");
+    leasehold.run(&["job", "why", "7"]).refused(4);
+}
