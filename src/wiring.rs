@@ -10,6 +10,7 @@
 //! The actors have a thread of their own, so that nothing an adapter or a workload does can hold up a
 //! renewal; the fence (in `leasehold-actors`) has yet another, so that not even that thread can.
 
+mod hints;
 mod nodes;
 mod registry;
 
@@ -33,6 +34,7 @@ use tokio::{
 };
 use uuid::Uuid;
 
+pub use self::hints::HintHealth;
 use crate::{
     config::{DatabaseSettings, WorkerSettings},
     postgres::PgStore,
@@ -144,6 +146,7 @@ pub enum RunError {
 #[derive(Debug, Clone)]
 pub struct Health {
     supervision: Arc<OnceLock<Supervision>>,
+    hints: hints::Seen,
 }
 
 impl Health {
@@ -151,6 +154,12 @@ impl Health {
     #[must_use]
     pub fn actors(&self) -> Option<WorkerHealth> {
         self.supervision.get().map(Supervision::health)
+    }
+
+    /// How hints come; none before it runs.
+    #[must_use]
+    pub fn hints(&self) -> Option<HintHealth> {
+        self.hints.get()
     }
 }
 
@@ -168,6 +177,7 @@ pub(crate) struct Wiring {
     parts: Parts,
     owner: Claimant,
     supervision: Arc<OnceLock<Supervision>>,
+    hints: hints::Seen,
 }
 
 impl Wiring {
@@ -177,7 +187,7 @@ impl Wiring {
             worker: parts.settings.worker_id.clone(),
             process: ProcessId::generate(),
         };
-        Self { parts, owner, supervision: Arc::default() }
+        Self { parts, owner, supervision: Arc::default(), hints: hints::Seen::default() }
     }
 
     pub(crate) fn store(&self) -> &PgStore {
@@ -185,7 +195,7 @@ impl Wiring {
     }
 
     pub(crate) fn health(&self) -> Health {
-        Health { supervision: Arc::clone(&self.supervision) }
+        Health { supervision: Arc::clone(&self.supervision), hints: self.hints.clone() }
     }
 
     /// See [`crate::worker::Worker::run_until_or_now`].
@@ -194,7 +204,7 @@ impl Wiring {
         S: Future<Output = ()> + Send,
         N: Future<Output = ()> + Send,
     {
-        let Self { parts, owner, supervision } = self;
+        let Self { parts, owner, supervision, hints: seen } = self;
         let Parts { runtimes, store, fleet, database, settings, routes, handlers, heartbeat } = parts;
         announce(&settings, &owner, &routes);
 
@@ -256,8 +266,13 @@ impl Wiring {
                             owner: owner.clone(),
                             concurrency: settings.concurrency,
                             routes: Arc::clone(&routes),
+                            hints: seen.clone(),
                         };
-                        beside.push(Beside(runtimes.io().spawn(row.keep()).abort_handle()));
+                        let io = runtimes.io();
+                        let hints =
+                            hints::pass_on(database.clone(), io.clone(), supervision.clone(), seen.clone());
+                        beside.push(Beside(io.spawn(hints).abort_handle()));
+                        beside.push(Beside(io.spawn(row.keep()).abort_handle()));
                     }
                 }
             }

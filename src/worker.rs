@@ -42,7 +42,7 @@ use crate::{
     },
 };
 
-pub use crate::wiring::{Health, RunError, WorkerExit};
+pub use crate::wiring::{Health, HintHealth, RunError, WorkerExit};
 
 /// A worker that is ready to run.
 #[derive(Debug)]

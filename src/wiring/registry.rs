@@ -9,6 +9,7 @@ use leasehold_actors::{
 };
 use serde::Serialize;
 
+use super::hints::{HintHealth, Seen};
 use crate::postgres::{PgStore, workers::WorkerRegistration};
 
 /// How often the row is brought up to date. (`worker list` calls a worker alive for 30 s.)
@@ -27,6 +28,9 @@ struct Status {
     /// Why nothing is claimed at the moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     not_claiming: Option<String>,
+    /// How hints come, once that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hints: Option<HintHealth>,
 }
 
 #[derive(Debug, Serialize)]
@@ -39,7 +43,7 @@ struct Permits {
     free: u32,
 }
 
-fn status(health: &WorkerHealth, routes: &[Route]) -> String {
+fn status(health: &WorkerHealth, routes: &[Route], hints: Option<HintHealth>) -> String {
     let p = health.permits;
     let status = Status {
         routes: routes.iter().map(route_name).collect(),
@@ -54,6 +58,7 @@ fn status(health: &WorkerHealth, routes: &[Route]) -> String {
         healthy: health.is_good(),
         draining: health.draining,
         not_claiming: health.not_claiming.as_ref().map(ToString::to_string),
+        hints,
     };
     serde_json::to_string(&status).expect("a status is plain data")
 }
@@ -71,6 +76,7 @@ pub(super) struct Row {
     pub(super) owner: Claimant,
     pub(super) concurrency: u32,
     pub(super) routes: Arc<[Route]>,
+    pub(super) hints: Seen,
 }
 
 impl Row {
@@ -78,7 +84,7 @@ impl Row {
     pub(super) async fn keep(self) {
         let mut registered = false;
         loop {
-            let words = status(&self.supervision.health(), &self.routes);
+            let words = status(&self.supervision.health(), &self.routes, self.hints.get());
             let said = if registered {
                 self.store.worker_seen(&self.owner, &words, false).await
             } else {
@@ -101,7 +107,7 @@ impl Row {
 
 /// Says that the process stops; best effort.
 pub(super) async fn farewell(store: &PgStore, supervision: &Supervision, owner: &Claimant, routes: &[Route]) {
-    let words = status(&supervision.health(), routes);
+    let words = status(&supervision.health(), routes, None);
     // Without an answer the row grows old, and the list says so.
     let _ = tokio::time::timeout(FAREWELL, store.worker_seen(owner, &words, true)).await;
 }
@@ -127,9 +133,15 @@ mod tests {
             tally: Default::default(),
         };
         let routes = [Route::handler("send-email"), Route::container()];
-        let json: serde_json::Value = serde_json::from_str(&status(&health, &routes)).expect("JSON");
+        let json: serde_json::Value = serde_json::from_str(&status(
+            &health,
+            &routes,
+            Some(HintHealth { listening: true, reconnects: 0 }),
+        ))
+        .expect("JSON");
         assert_eq!(json["routes"], serde_json::json!(["HANDLER send-email", "CONTAINER"]));
         assert_eq!((&json["permits"]["active"], &json["permits"]["free"]), (&3.into(), &5.into()));
         assert_eq!((&json["healthy"], json.get("not_claiming")), (&true.into(), None));
+        assert_eq!(json["hints"]["listening"], true);
     }
 }
