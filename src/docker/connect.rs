@@ -326,7 +326,7 @@ fn tls_config(files: &TlsFiles) -> Result<rustls::ClientConfig, ConnectError> {
         .map_err(|e| ConnectError::TlsPair { reason: e.to_string() })?
         .with_root_certificates(roots)
         .with_client_auth_cert(chain, key)
-        .map_err(|e| ConnectError::TlsPair { reason: causes(&e) })
+        .map_err(|e| ConnectError::TlsPair { reason: format!("cannot be used together: {}", causes(&e)) })
 }
 
 fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, ConnectError> {

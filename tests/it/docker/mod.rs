@@ -2,8 +2,10 @@
 
 mod exits;
 mod identity;
+mod images;
 mod node_agent;
 mod outages;
 mod output;
 mod stopping;
+mod tls;
 mod versions;
