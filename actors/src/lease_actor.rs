@@ -12,31 +12,36 @@
 //! It has one timer, set for the earliest thing to do and looked at again when it fires: a job that ends at
 //! once never touches it again.
 
+mod calls;
+mod reporting;
+#[cfg(test)]
+mod tests;
+mod working;
+
 use std::{sync::Arc, time::Duration};
 
 use actix::{
     Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, SpawnHandle, WrapFuture,
 };
 use tokio::time::Instant;
-use tracing::Instrument;
 
+use self::{
+    calls::{Calls, FIRST_RETRY},
+    reporting::Pending,
+};
 use crate::{
     clock::{Anchor, Deadline},
     domain::{
-        CommandId, Epoch, Failure, FailureKind, JobId, JobKind,
-        lease::{Effect, Event, Phase, Report, StopReason, WorkEnd},
+        Epoch, JobId,
+        lease::{Effect, Event, Phase, StopReason},
     },
-    error::{Applied, StoreError},
-    fence::{STUCK_AFTER, Terms, Watch},
+    error::StoreError,
+    fence::{STUCK_AFTER, Watch},
     leases::LeaseEnv,
     permits::ActivePermit,
-    ports::{End, Ended, Grant, Renewal},
-    runtime_node_actor::RunContainer,
-    work::{LeaseContext, WorkOutcome},
+    ports::{Grant, Renewal},
+    work::WorkOutcome,
 };
-
-/// The first wait before a call that failed is repeated; it doubles with every failure.
-const FIRST_RETRY: Duration = Duration::from_millis(50);
 
 /// Stop the work and give the job back. Sent in a drain.
 #[derive(Debug, Clone, Copy, Message)]
@@ -50,78 +55,6 @@ pub struct StopWork {
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "()")]
 pub struct RenewNow;
-
-/// Calls of one sort: when to send the next one, and which are still waited for. A call that has had its time
-/// is waited for a little longer, beside its successor: a late answer counts too. The one before it is not.
-#[derive(Debug)]
-struct Calls {
-    number: u32,
-    newest: Option<SpawnHandle>,
-    older: Option<SpawnHandle>,
-    /// The newest call is not answered, and no other has succeeded since it was sent.
-    pending: bool,
-    /// When the next call is due while none is pending.
-    due: Instant,
-    /// When the pending call has had its time.
-    overdue: Instant,
-    failures: u32,
-}
-
-impl Calls {
-    fn due_now() -> Self {
-        let now = Instant::now();
-        Self { number: 0, newest: None, older: None, pending: false, due: now, overdue: now, failures: 0 }
-    }
-
-    fn next(&self) -> Instant {
-        if self.pending { self.overdue } else { self.due }
-    }
-
-    /// Begins a call that may take `timeout`; returns its number.
-    fn begin(&mut self, timeout: Duration) -> u32 {
-        self.number += 1;
-        self.pending = true;
-        self.overdue = Instant::now() + timeout;
-        self.number
-    }
-
-    /// The call begun last runs as `handle`; returns the one that is waited for no longer.
-    fn runs_as(&mut self, handle: SpawnHandle) -> Option<SpawnHandle> {
-        std::mem::replace(&mut self.older, self.newest.replace(handle))
-    }
-
-    fn ended(&mut self, number: u32) {
-        if number == self.number {
-            self.newest = None;
-        } else {
-            self.older = None;
-        }
-    }
-
-    fn succeeded(&mut self, number: u32) {
-        self.ended(number);
-        self.pending = false;
-        self.failures = 0;
-    }
-
-    fn failed(&mut self, number: u32, longest: Duration) {
-        self.ended(number);
-        if number == self.number && self.pending {
-            self.pending = false;
-            self.due = Instant::now() + FIRST_RETRY.saturating_mul(1 << self.failures.min(10)).min(longest);
-            self.failures += 1;
-        }
-    }
-}
-
-/// The report of an end, the same at every repeat.
-#[derive(Debug)]
-struct Pending {
-    command: CommandId,
-    end: Arc<End>,
-    calls: Calls,
-    give_up: Instant,
-}
 
 /// The holder of one grant.
 #[derive(Debug)]
@@ -348,192 +281,6 @@ impl LeaseActor {
     }
 
     // -----------------------------------------------------------------------------------------------
-    // The workload
-    // -----------------------------------------------------------------------------------------------
-
-    fn start_work(&mut self, ctx: &mut Context<Self>) {
-        self.env.tally.work_started.one();
-        let watch = self.env.fence.tie(Terms {
-            job: self.job(),
-            epoch: self.epoch(),
-            deadline: self.deadline,
-            lease: self.grant.lease,
-            stop_grace: self.env.timings.stop_grace,
-        });
-        if let Some(permit) = &self.permit {
-            permit.works(Arc::clone(watch.entry()));
-        }
-        let lease = LeaseContext::new(Arc::clone(&self.grant), Arc::clone(&self.env.store), &watch);
-        let hold = watch.entry().hold();
-        let (env, grant) = (Arc::clone(&self.env), Arc::clone(&self.grant));
-        let span = tracing::info_span!("job", job = %self.job(), epoch = %self.epoch(),
-            attempt = self.grant.attempt, worker = %self.grant.authority.owner.worker);
-        let work = async move {
-            let _hold = hold;
-            match grant.kind {
-                JobKind::Container => run_container(&env, &grant, lease).await,
-                JobKind::Handler | JobKind::Heartbeat | JobKind::Recipe => env.runner.run(grant, lease).await,
-            }
-        };
-        // A task of its own: it can be ended from the fence's thread, and its panic stays its own.
-        let task = actix_rt::spawn(work.instrument(span));
-        watch.cancels(task.abort_handle());
-        self.watch = Some(watch);
-        self.times_out = self.grant.timeout.map(|limit| Instant::now() + limit);
-        ctx.spawn(task.into_actor(self).map(|ended, act, ctx| {
-            act.outcome = Some(match ended {
-                Ok(outcome) => outcome,
-                Err(error) => match error.try_into_panic() {
-                    Ok(panic) => {
-                        act.env.tally.work_panicked.one();
-                        WorkOutcome::Failed(Failure::new(FailureKind::System, "panic", panic_text(&*panic)))
-                    }
-                    Err(_aborted) => WorkOutcome::Stopped,
-                },
-            });
-            act.wait_until_over(ctx);
-        }));
-    }
-
-    /// The task has ended; what it started elsewhere (a handler's own task, a container) may not have.
-    fn wait_until_over(&mut self, ctx: &mut Context<Self>) {
-        let Some(watch) = &self.watch else { return };
-        if watch.entry().is_over() {
-            return self.work_ended(ctx);
-        }
-        let entry = Arc::clone(watch.entry());
-        let over = async move { entry.over().await };
-        ctx.spawn(over.into_actor(self).map(|(), act, ctx| act.work_ended(ctx)));
-    }
-
-    fn work_ended(&mut self, ctx: &mut Context<Self>) {
-        let lost = self.watch.as_ref().and_then(|w| w.entry().stop_reason()) == Some(StopReason::LeaseLost);
-        if lost && self.phase != Phase::Stopping(StopReason::LeaseLost) {
-            // The fence was first.
-            self.step(Event::LeaseRunsOut, ctx);
-        }
-        let end = match &self.outcome {
-            Some(WorkOutcome::Completed { .. } | WorkOutcome::Failed(_)) => WorkEnd::ByItself,
-            Some(WorkOutcome::Stopped) | None => WorkEnd::Stopped,
-        };
-        self.feed(Event::WorkEnded(end), ctx);
-    }
-
-    // -----------------------------------------------------------------------------------------------
-    // The report
-    // -----------------------------------------------------------------------------------------------
-
-    fn begin_report(&mut self, report: Report, ctx: &mut Context<Self>) {
-        let end = self.end_for(report);
-        self.report = Some(Pending {
-            command: CommandId::generate(),
-            end: Arc::new(end),
-            calls: Calls::due_now(),
-            give_up: Instant::now() + self.grant.lease,
-        });
-        self.send_report(ctx);
-    }
-
-    fn end_for(&mut self, report: Report) -> End {
-        let failure = match report {
-            Report::Outcome => match self.outcome.take() {
-                Some(WorkOutcome::Completed { exit_code, output }) => {
-                    return End::Complete { exit_code, output };
-                }
-                Some(WorkOutcome::Failed(failure)) => failure,
-                Some(WorkOutcome::Stopped) | None => stopped_unasked(),
-            },
-            Report::Cancel => return End::Cancel,
-            Report::Release => return End::Release { delay: Duration::ZERO, reason: "drain" },
-            Report::TimedOut => Failure::new(
-                FailureKind::Timeout,
-                "timeout",
-                format!("ran longer than its timeout of {:?}", self.grant.timeout.unwrap_or_default()),
-            ),
-            Report::StoppedUnasked => stopped_unasked(),
-            Report::Refused => Failure::new(
-                FailureKind::System,
-                "report_refused",
-                format!(
-                    "the work ended, but the database refused its result: {}",
-                    self.refusal.take().unwrap_or_default()
-                ),
-            ),
-        };
-        End::Fail { failure, defaults: self.env.retry_defaults }
-    }
-
-    fn send_report(&mut self, ctx: &mut Context<Self>) {
-        let Some(pending) = &mut self.report else { return };
-        let number = pending.calls.begin(self.env.timings.store_timeout);
-        let (command, end) = (pending.command, Arc::clone(&pending.end));
-        let (env, grant) = (Arc::clone(&self.env), Arc::clone(&self.grant));
-        let call = async move { env.store.end(&grant.authority, command, &end).await };
-        let call = call.into_actor(self);
-        let handle = ctx.spawn(call.map(move |answer, act, ctx| act.reported(command, number, answer, ctx)));
-        if let Some(given_up) = self.report.as_mut().and_then(|pending| pending.calls.runs_as(handle)) {
-            ctx.cancel_future(given_up);
-        }
-    }
-
-    fn reported(
-        &mut self,
-        command: CommandId,
-        number: u32,
-        answer: Result<Ended, StoreError>,
-        ctx: &mut Context<Self>,
-    ) {
-        // An answer to an earlier report that was replaced says nothing about this one.
-        let Some(pending) = self.report.as_mut().filter(|pending| pending.command == command) else {
-            return;
-        };
-        match answer {
-            Ok(Ended::PayloadConflict { current_revision }) => {
-                pending.calls.succeeded(number);
-                self.refusal = Some(format!("the payload is at revision {current_revision}"));
-                self.feed(Event::ReportRefused, ctx);
-            }
-            Ok(ended) => {
-                pending.calls.succeeded(number);
-                let end = Arc::clone(&pending.end);
-                self.count(&end, &ended);
-                self.feed(Event::ReportAnswered, ctx);
-            }
-            Err(error) => {
-                pending.calls.failed(number, self.env.timings.store_timeout);
-                self.env.tally.reports_unknown.one();
-                tracing::warn!(job = %self.job(), epoch = %self.epoch(), %error,
-                    "the end is not confirmed, asking again");
-                if error.applied == Applied::No && !error.is_retryable() {
-                    self.refusal = Some(error.message);
-                    self.feed(Event::ReportRefused, ctx);
-                } else {
-                    self.arm(ctx);
-                }
-            }
-        }
-    }
-
-    fn count(&self, end: &End, ended: &Ended) {
-        let tally = &self.env.tally;
-        let counter = match (ended, end) {
-            (Ended::NotLive, _) => &tally.reports_not_live,
-            (Ended::Terminal(crate::domain::JobState::Completed), _) => &tally.jobs_completed,
-            (Ended::Terminal(crate::domain::JobState::Canceled), _) => &tally.jobs_canceled,
-            (Ended::Released | Ended::Rescheduled, _) => &tally.jobs_released,
-            (Ended::Terminal(_) | Ended::Retrying { .. } | Ended::PayloadConflict { .. }, _) => {
-                &tally.jobs_failed
-            }
-        };
-        counter.one();
-        match ended {
-            Ended::NotLive => tracing::warn!(job = %self.job(), epoch = %self.epoch(),
-                "the end came too late: the lease was not live any more"),
-            _ => tracing::debug!(job = %self.job(), epoch = %self.epoch(), ?ended, "ended"),
-        }
-    }
-
-    // -----------------------------------------------------------------------------------------------
     // The one timer
     // -----------------------------------------------------------------------------------------------
 
@@ -633,40 +380,6 @@ fn watch_is_stuck(watch: Option<&Watch>) -> bool {
     watch.is_some_and(|watch| watch.entry().is_stuck())
 }
 
-fn stopped_unasked() -> Failure {
-    Failure::new(FailureKind::System, "stopped", "the work stopped before its end although nobody asked")
-}
-
-async fn run_container(env: &LeaseEnv, grant: &Grant, lease: LeaseContext) -> WorkOutcome {
-    let failed =
-        |code: &str, text: String| WorkOutcome::Failed(Failure::new(FailureKind::System, code, text));
-    let Some(placement) = &grant.placement else {
-        return failed("not_placed", "the claim named no runtime node for this container".to_owned());
-    };
-    let node = match env.nodes.actor_of(placement) {
-        Ok(node) => node,
-        Err(error) => return failed("node_unusable", error.to_string()),
-    };
-    match node.send(RunContainer { lease }).await {
-        Ok(outcome) => outcome,
-        // Its panic, or its death. What it may have left running is ended by the fence before this counts
-        // as the end of the work.
-        Err(error) => failed(
-            "node_actor_died",
-            format!("the part of this worker that talks to node {} failed: {error}", placement.node),
-        ),
-    }
-}
-
-/// The text of a panic, where it has one.
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let fixed = panic.downcast_ref::<&str>().copied();
-    match fixed.or_else(|| panic.downcast_ref::<String>().map(String::as_str)) {
-        Some(text) => format!("the workload panicked: {text}"),
-        None => "the workload panicked with a value that is no text".to_owned(),
-    }
-}
-
 impl Actor for LeaseActor {
     type Context = Context<Self>;
 
@@ -710,6 +423,3 @@ impl Drop for LeaseActor {
         self.env.alive.leave(self.job(), self.epoch());
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -4,6 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 pub use crate::domain::lease::StopReason;
+use tokio::task::AbortHandle;
+
 use crate::{
     domain::{ContainerId, Failure, NodeId},
     error::StoreError,
@@ -106,6 +108,12 @@ impl LeaseContext {
     #[must_use]
     pub fn hold(&self) -> Hold {
         self.entry.hold()
+    }
+
+    /// Names a task, on whatever runtime, that runs the workload or a part of it, so that the fence can end it
+    /// also when the thread that waits for it is blocked. Such a task takes a [`LeaseContext::hold`] along.
+    pub fn runs_as(&self, task: AbortHandle) {
+        self.entry.runs_as(task);
     }
 
     /// Hands over what kills the job's container, *before* the container is created, and how long the

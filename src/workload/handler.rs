@@ -281,6 +281,7 @@ impl Handlers {
                 Err(failure) => Ended::Refused(failure),
             }
         });
+        lease.runs_as(task.abort_handle());
         let mut task = AbortOnDrop(task);
         let ended = tokio::select! {
             ended = &mut task.0 => ended,

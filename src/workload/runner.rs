@@ -35,11 +35,12 @@ impl Workloads {
         };
         let probe = Arc::clone(&self.heartbeat);
         // Off the caller's thread: TLS takes time, and the caller's thread keeps leases alive.
-        let hold = lease.hold();
+        let (hold, for_probe) = (lease.hold(), lease.clone());
         let task = self.runtime.spawn(async move {
             let _hold = hold;
-            probe.run(&spec, &lease).await
+            probe.run(&spec, &for_probe).await
         });
+        lease.runs_as(task.abort_handle());
         let mut task = AbortOnDrop(task);
         match (&mut task.0).await {
             Ok(outcome) => outcome,

@@ -4,6 +4,7 @@
 use std::sync::mpsc;
 
 use super::*;
+use crate::{clock::Anchor, work::StopReason};
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -53,7 +54,7 @@ async fn work_is_asked_to_stop_before_its_deadline_and_cancelled_at_it() {
         let _hold = hold;
         std::future::pending::<()>().await;
     });
-    watch.cancels(task.abort_handle());
+    watch.entry().runs_as(task.abort_handle());
     assert_eq!(entry.stopped().await, StopReason::LeaseLost);
     assert!(began.elapsed() >= ms(600), "an eighth of the lease before the deadline, not earlier");
     assert!(!entry.is_over(), "it still has that eighth");
@@ -116,7 +117,7 @@ async fn a_requested_stop_has_a_kill_time_of_its_own() {
         let _hold = hold;
         std::future::pending::<()>().await;
     });
-    watch.cancels(task.abort_handle());
+    watch.entry().runs_as(task.abort_handle());
     watch.stop(StopReason::Canceled, Some(ms(100)));
     watch.stop(StopReason::Draining, None);
     assert_eq!(watch.entry().stop_reason(), Some(StopReason::Canceled), "the first reason stands");
@@ -170,6 +171,6 @@ async fn a_kill_wins_over_a_task_that_is_named_too_late() {
     let _hold = watch.entry().hold();
     watch.kill();
     let task = tokio::spawn(std::future::pending::<()>());
-    watch.cancels(task.abort_handle());
+    watch.entry().runs_as(task.abort_handle());
     assert!(task.await.is_err_and(|error| error.is_cancelled()));
 }

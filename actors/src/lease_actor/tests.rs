@@ -1,9 +1,11 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::{
-    domain::{ContainerSpec, JobDefinition, JobState, NewJob},
+    domain::{ContainerSpec, Failure, FailureKind, JobDefinition, JobState, NewJob},
+    error::Applied,
     fence::Hold,
     fixtures::{Rig, RigSettings, done, eventually, noop, paused, planned_panic, submit, takes, work},
+    runtime_node_actor::RunContainer,
     testing::{Fate, MemoryStore, Operation, Probe, StoreHarness, TestNode},
 };
 

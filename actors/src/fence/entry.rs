@@ -1,0 +1,287 @@
+//! One workload's entry at the fence: what its LeaseActor, its tasks and the fence's thread share.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{sync::Notify, task::AbortHandle};
+
+use super::{
+    KILL_RETRY, Kill, STUCK_AFTER, Shared,
+    guards::{ContainerGuard, Hold},
+    lock,
+};
+use crate::{
+    clock::{BootInstant, Deadline},
+    domain::{Epoch, JobId},
+    work::StopReason,
+};
+
+/// What a workload is tied to.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// The job.
+    pub job: JobId,
+    /// The epoch of the grant.
+    pub epoch: Epoch,
+    /// When the work must be dead, unless a renewal moves that on.
+    pub deadline: Deadline,
+    /// The lease's duration.
+    pub lease: Duration,
+    /// How long the work may take to stop.
+    pub stop_grace: Duration,
+}
+
+/// One workload's entry: what its actor, its task and the fence's thread share.
+pub struct Entry {
+    pub(super) id: u64,
+    pub(super) terms: Terms,
+    pub(super) state: Mutex<State>,
+    pub(super) changed: Notify,
+    pub(super) fence: Weak<Shared>,
+    /// Where it stands in the table; read and written under the table's lock only.
+    pub(super) position: AtomicU64,
+}
+
+pub(super) struct State {
+    pub(super) deadline: Deadline,
+    pub(super) stop: Option<StopReason>,
+    /// When a work that was told to stop is ended by force; never later than `deadline` in effect.
+    pub(super) kill_at: Option<Deadline>,
+    pub(super) stop_grace: Duration,
+    /// The tasks that run the work, wherever.
+    pub(super) aborts: Vec<AbortHandle>,
+    pub(super) container: Option<Arc<dyn Kill>>,
+    pub(super) killing: bool,
+    /// When it was first ended by force.
+    pub(super) killed_at: Option<BootInstant>,
+    pub(super) stuck: bool,
+    pub(super) holds: u32,
+    pub(super) begun: bool,
+}
+
+impl State {
+    pub(super) fn is_over(&self) -> bool {
+        self.begun && self.holds == 0 && self.container.is_none()
+    }
+
+    pub(super) fn killed_when(&self) -> Deadline {
+        self.kill_at.map_or(self.deadline, |at| at.min(self.deadline))
+    }
+}
+
+/// What the fence's thread has to do for an entry now.
+#[derive(Default)]
+pub(super) struct Todo {
+    pub(super) lost: bool,
+    pub(super) by_force: bool,
+    pub(super) aborts: Vec<AbortHandle>,
+    pub(super) kill: Option<Arc<dyn Kill>>,
+    pub(super) stuck: bool,
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = lock(&self.state);
+        f.debug_struct("Entry")
+            .field("job", &self.terms.job)
+            .field("epoch", &self.terms.epoch)
+            .field("stop", &state.stop)
+            .field("over", &state.is_over())
+            .field("stuck", &state.stuck)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Entry {
+    pub(super) fn new(id: u64, terms: Terms, fence: Weak<Shared>) -> Self {
+        let state = State {
+            deadline: terms.deadline,
+            stop: None,
+            kill_at: None,
+            stop_grace: terms.stop_grace,
+            aborts: Vec::new(),
+            container: None,
+            killing: false,
+            killed_at: None,
+            stuck: false,
+            holds: 0,
+            begun: false,
+        };
+        Self {
+            id,
+            terms,
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            fence,
+            position: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    pub(super) fn first_due(&self) -> BootInstant {
+        self.ask_at(&lock(&self.state)).boot()
+    }
+
+    fn ask_at(&self, state: &State) -> Deadline {
+        state.deadline.earlier(state.stop_grace.min(self.terms.lease / 8))
+    }
+
+    /// The local deadline.
+    #[must_use]
+    pub fn deadline(&self) -> Deadline {
+        lock(&self.state).deadline
+    }
+
+    /// When the work is asked to stop unless a renewal comes first.
+    #[must_use]
+    pub fn asked_when(&self) -> Deadline {
+        self.ask_at(&lock(&self.state))
+    }
+
+    /// When the work is ended by force, as things stand.
+    #[must_use]
+    pub fn killed_when(&self) -> Deadline {
+        lock(&self.state).killed_when()
+    }
+
+    /// Why the work must stop, if it must. Set once; it can only get worse, to a lost lease.
+    #[must_use]
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        lock(&self.state).stop
+    }
+
+    /// True once the work has begun and has surely ended.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        lock(&self.state).is_over()
+    }
+
+    /// True when the work was ended by force and goes on all the same.
+    #[must_use]
+    pub fn is_stuck(&self) -> bool {
+        let state = lock(&self.state);
+        !state.is_over() && state.begun && state.killed_when().later(STUCK_AFTER).has_passed()
+    }
+
+    /// Resolves when the work must stop.
+    pub async fn stopped(&self) -> StopReason {
+        self.wait_for(|state| state.stop).await
+    }
+
+    /// Resolves when the work has surely ended.
+    pub async fn over(&self) {
+        self.wait_for(|state| state.is_over().then_some(())).await;
+    }
+
+    async fn wait_for<T>(&self, mut what: impl FnMut(&State) -> Option<T>) -> T {
+        loop {
+            let changed = self.changed.notified();
+            let mut changed = std::pin::pin!(changed);
+            // Registered before the look, so that a change in between is not missed.
+            changed.as_mut().enable();
+            if let Some(found) = what(&lock(&self.state)) {
+                return found;
+            }
+            changed.await;
+        }
+    }
+
+    /// Keeps the work counted as going on until the guard is dropped.
+    #[must_use]
+    pub fn hold(self: &Arc<Self>) -> Hold {
+        let mut state = lock(&self.state);
+        state.holds += 1;
+        state.begun = true;
+        drop(state);
+        Hold { entry: Arc::clone(self) }
+    }
+
+    /// Names a task that runs the work or a part of it, so that the fence can end it from outside.
+    pub fn runs_as(&self, task: AbortHandle) {
+        let mut state = lock(&self.state);
+        if state.killed_when().has_passed() {
+            task.abort();
+        } else {
+            state.aborts.push(task);
+        }
+    }
+
+    /// Hands over what kills the container of this work, *before* the container is created: from here on
+    /// the work is over only when the container is known to be gone.
+    #[must_use]
+    pub fn guard_container(self: &Arc<Self>, kill: Arc<dyn Kill>, stop_grace: Duration) -> ContainerGuard {
+        let mut state = lock(&self.state);
+        state.container = Some(kill);
+        state.begun = true;
+        state.stop_grace = stop_grace;
+        let due = self.ask_at(&state).boot();
+        drop(state);
+        self.hurry(due);
+        ContainerGuard { entry: Arc::clone(self), gone: false }
+    }
+
+    pub(super) fn on_time(&self, now: BootInstant) -> (Todo, Option<BootInstant>) {
+        let mut state = lock(&self.state);
+        let mut todo = Todo::default();
+        if state.is_over() {
+            return (todo, None);
+        }
+        let ask_at = self.ask_at(&state).boot();
+        if state.stop != Some(StopReason::LeaseLost) && now >= ask_at {
+            todo.lost = true;
+            state.stop = Some(StopReason::LeaseLost);
+            self.changed.notify_waiters();
+        }
+        let kill_at = state.killed_when().boot();
+        let mut next = kill_at;
+        if now < kill_at {
+            if state.stop != Some(StopReason::LeaseLost) {
+                next = next.min(ask_at);
+            }
+            return (todo, Some(next));
+        }
+        // What has not begun has nothing to be killed; its owner sees the lost lease and starts nothing.
+        if state.killed_at.is_none() {
+            state.killed_at = Some(now);
+            todo.aborts = std::mem::take(&mut state.aborts);
+            todo.by_force = state.begun;
+            if state.begun
+                && let Some(fence) = self.fence.upgrade()
+            {
+                fence.kills.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        if !state.killing
+            && let Some(kill) = state.container.clone()
+        {
+            state.killing = true;
+            todo.kill = Some(kill);
+        }
+        if state.begun && !state.stuck && now >= kill_at.after(STUCK_AFTER) {
+            state.stuck = true;
+            todo.stuck = true;
+        }
+        (todo, Some(now.after(KILL_RETRY)))
+    }
+
+    pub(super) fn hurry(self: &Arc<Self>, due: BootInstant) {
+        if let Some(fence) = self.fence.upgrade() {
+            fence.hurry(self, due);
+        }
+    }
+
+    /// Publishes a change of the state, and leaves the table when the work is over.
+    pub(super) fn after_change(&self, state: MutexGuard<'_, State>) {
+        let over = state.is_over();
+        drop(state);
+        if over && let Some(fence) = self.fence.upgrade() {
+            fence.forget(self);
+        }
+        self.changed.notify_waiters();
+    }
+}

@@ -1,0 +1,232 @@
+//! The permits as values. Each does by its `Drop` what is safe when the one who held it died.
+
+use std::{fmt, sync::Arc};
+
+use super::{Held, Pool};
+use crate::{
+    domain::JobId,
+    fence::Entry,
+    ports::{Grant, OpenClaim},
+};
+
+/// Permits taken for one claim. Dropped, they await the claim's replay.
+pub struct Reservation {
+    pub(super) pool: Arc<Pool>,
+    pub(super) claim: Option<OpenClaim>,
+    pub(super) count: u32,
+    pub(super) replayed: bool,
+}
+
+impl fmt::Debug for Reservation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reservation")
+            .field("command", &self.claim.as_ref().map(|claim| claim.command))
+            .field("count", &self.count)
+            .field("replayed", &self.replayed)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a grant that a claim brought means here.
+#[derive(Debug)]
+pub enum Handover {
+    /// To be run under this permit.
+    Active(ActivePermit),
+    /// This very grant is in hand already: a replay named it again.
+    InHand,
+    /// It may not be run: another grant of the job is in hand, or no permit is left for it.
+    Refused,
+}
+
+impl Reservation {
+    /// The claim to ask.
+    ///
+    /// # Panics
+    /// Never: the claim is there from the reservation on until it is settled or dropped.
+    #[must_use]
+    pub fn claim(&self) -> &OpenClaim {
+        self.claim.as_ref().expect("a reservation has its claim until it is dropped")
+    }
+
+    /// How many permits it still has.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Whether an answer to this claim was lost before.
+    #[must_use]
+    pub fn is_replay(&self) -> bool {
+        self.replayed
+    }
+
+    /// Turns one permit into the permit of a grant.
+    pub fn grant(&mut self, grant: &Arc<Grant>) -> Handover {
+        let job = grant.authority.job;
+        let mut state = self.pool.lock();
+        match state.held.get(&job) {
+            Some(held) if held.grant.authority.epoch == grant.authority.epoch => return Handover::InHand,
+            Some(_) => return Handover::Refused,
+            None if self.count == 0 && state.free() == 0 => return Handover::Refused,
+            None => {}
+        }
+        if self.count > 0 {
+            self.count -= 1;
+            if self.replayed {
+                state.awaiting_replay -= 1;
+            } else {
+                state.reserved -= 1;
+            }
+        }
+        state.held.insert(job, Held { grant: Arc::clone(grant), work: None, reconciling: false });
+        drop(state);
+        Handover::Active(ActivePermit {
+            pool: Arc::clone(&self.pool),
+            grant: Arc::clone(grant),
+            freed: false,
+        })
+    }
+
+    /// The claim is answered, or surely never took effect: what is left of the permits is free.
+    pub fn settle(mut self) {
+        self.claim = None;
+        let count = std::mem::take(&mut self.count);
+        let mut state = self.pool.lock();
+        if self.replayed {
+            state.awaiting_replay -= count;
+        } else {
+            state.reserved -= count;
+        }
+        if count > 0 {
+            self.pool.after_free(state);
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let Some(mut claim) = self.claim.take() else {
+            // Settled; or a panic before the claim was made, so that none was sent.
+            let count = std::mem::take(&mut self.count);
+            if count > 0 {
+                let mut state = self.pool.lock();
+                state.reserved -= count;
+                self.pool.after_free(state);
+            }
+            return;
+        };
+        claim.repeat = true;
+        let mut state = self.pool.lock();
+        if !self.replayed {
+            state.reserved -= self.count;
+            state.awaiting_replay += self.count;
+        }
+        // Also with no permit left: it may have granted what nobody has in hand yet.
+        state.replays.push_back((claim, self.count));
+        drop(state);
+        self.pool.replay.notify_one();
+    }
+}
+
+/// The permit of a grant in hand. Dropped, it awaits reconciliation.
+pub struct ActivePermit {
+    pub(super) pool: Arc<Pool>,
+    grant: Arc<Grant>,
+    freed: bool,
+}
+
+impl fmt::Debug for ActivePermit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ActivePermit").field("job", &self.grant.authority.job).finish_non_exhaustive()
+    }
+}
+
+impl ActivePermit {
+    /// The grant.
+    #[must_use]
+    pub fn grant(&self) -> &Arc<Grant> {
+        &self.grant
+    }
+
+    /// Ties the permit to a workload: until that is over, nothing makes the permit free.
+    pub fn works(&self, work: Arc<Entry>) {
+        if let Some(held) = self.pool.lock().held.get_mut(&self.grant.authority.job) {
+            held.work = Some(work);
+        }
+    }
+
+    /// The store has said that this grant is over. With a workload that still goes on, the permit awaits
+    /// reconciliation all the same.
+    pub fn free(mut self) {
+        self.freed = free(&self.pool, self.grant.authority.job);
+    }
+}
+
+impl Drop for ActivePermit {
+    fn drop(&mut self) {
+        if self.freed {
+            return;
+        }
+        let job = self.grant.authority.job;
+        let mut state = self.pool.lock();
+        if let Some(held) = state.held.get_mut(&job) {
+            held.reconciling = true;
+            state.unreconciled.push_back(job);
+        }
+        drop(state);
+        self.pool.reconcile.notify_one();
+    }
+}
+
+fn free(pool: &Pool, job: JobId) -> bool {
+    let mut state = pool.lock();
+    if state.held.get(&job).is_some_and(Held::work_goes_on) {
+        return false;
+    }
+    state.held.remove(&job);
+    pool.after_free(state);
+    true
+}
+
+/// A grant whose fate is being found out. Dropped, it is to be found out by somebody else.
+pub struct Unreconciled {
+    pub(super) pool: Arc<Pool>,
+    pub(super) grant: Arc<Grant>,
+    pub(super) work: Option<Arc<Entry>>,
+    pub(super) freed: bool,
+}
+
+impl fmt::Debug for Unreconciled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Unreconciled").field("job", &self.grant.authority.job).finish_non_exhaustive()
+    }
+}
+
+impl Unreconciled {
+    /// The grant.
+    #[must_use]
+    pub fn grant(&self) -> &Arc<Grant> {
+        &self.grant
+    }
+
+    /// The workload, if one was started.
+    #[must_use]
+    pub fn work(&self) -> Option<&Arc<Entry>> {
+        self.work.as_ref()
+    }
+
+    /// The store has said that this grant is expired or changed. With a workload that still goes on, it
+    /// stays to be found out.
+    pub fn free(mut self) {
+        self.freed = free(&self.pool, self.grant.authority.job);
+    }
+}
+
+impl Drop for Unreconciled {
+    fn drop(&mut self) {
+        if !self.freed {
+            self.pool.lock().unreconciled.push_back(self.grant.authority.job);
+            self.pool.reconcile.notify_one();
+        }
+    }
+}
