@@ -1,6 +1,7 @@
 //! The command line: one file per command, no logic of its own. A command reads its flags, calls the library,
 //! prints, and answers with an [`Exit`].
 
+mod bench;
 mod completions;
 mod config;
 mod doctor;
@@ -59,6 +60,7 @@ enum Command {
     Job(job::Args),
     Workflow(workflow::Args),
     Doctor(doctor::Args),
+    Bench(bench::Args),
     Config(config::Args),
     Completions(completions::Args),
     Man(man::Args),
@@ -98,6 +100,7 @@ fn dispatch(command: Command, settings: &Effective) -> Result<Exit, CliError> {
         Command::Job(args) => job::run(&args, settings),
         Command::Workflow(args) => workflow::run(&args, settings),
         Command::Doctor(args) => doctor::run(&args, settings),
+        Command::Bench(args) => bench::run(&args, settings),
         Command::Config(args) => config::run(&args, settings),
         Command::Completions(args) => completions::run(&args),
         Command::Man(args) => man::run(&args),

@@ -1,0 +1,70 @@
+//! `leasehold bench`.
+
+use super::{
+    CliError, Exit,
+    output::{self, note},
+    store,
+};
+use crate::{
+    bench::{self, BenchError, BenchOptions},
+    config::Effective,
+    worker::{BuildError, StopSignals},
+};
+
+/// Measure the lease cycle on this database, beside the same statements driven raw
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "It works in namespaces of its own, bench-…, and removes them, also after Ctrl-C. Each job is claimed, \
+                  renewed, run and ended for real.\n\n\
+                  Example: leasehold bench --jobs 50000 --rounds 5"
+)]
+pub(super) struct Args {
+    #[command(flatten)]
+    options: BenchOptions,
+    /// One JSON object with all figures
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
+    let database = settings.database("leasehold bench")?;
+    let report = store::runtime()?.block_on(async {
+        let signals = StopSignals::listen()?;
+        let figures = bench::run(&database, &args.options, &|step| note(step), signals.first()).await;
+        figures.map_err(CliError::from)
+    })?;
+    if args.json {
+        output::json(&report)?;
+    } else {
+        output::line(&report.to_string())?;
+    }
+    Ok(Exit::Ok)
+}
+
+impl From<BuildError> for CliError {
+    fn from(error: BuildError) -> Self {
+        match error {
+            BuildError::Config(e) => e.into(),
+            BuildError::Connect(e) => e.into(),
+            BuildError::Store(e) => e.into(),
+            BuildError::Heartbeat(_) | BuildError::NothingToServe => Self::usage(error.to_string()),
+            BuildError::Threads(_) => Self::new(Exit::Failed, error.to_string()),
+        }
+    }
+}
+
+impl From<BenchError> for CliError {
+    fn from(error: BenchError) -> Self {
+        match error {
+            BenchError::Build(e) => e.into(),
+            BenchError::Connect(e) => e.into(),
+            BenchError::Submit(e) => e.into(),
+            BenchError::Store(e) => e.into(),
+            BenchError::Run(_)
+            | BenchError::Invalid(_)
+            | BenchError::Sql(_)
+            | BenchError::Invalidated(_)
+            | BenchError::Interrupted => Self::new(Exit::Failed, error.to_string()),
+        }
+    }
+}
