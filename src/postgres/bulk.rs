@@ -18,7 +18,7 @@ use super::{
     session::Session,
     sql_file::{Sql, sql},
     submit::{Asked, SubmitError},
-    transaction::Stop,
+    transaction::{Stop, transaction},
 };
 use crate::submission;
 
@@ -75,7 +75,7 @@ impl PgStore {
         if jobs.is_empty() {
             return Ok(Vec::new());
         }
-        self.transaction("submit_bulk", PATIENCE, async |session| insert(session, &jobs).await).await
+        transaction!(self, "submit_bulk", PATIENCE, session => insert(session, &jobs))
     }
 }
 

@@ -14,9 +14,9 @@ use tokio_postgres::Row;
 use super::{
     PgStore, error,
     row::Columns,
-    session::Param,
+    session::{Param, Session},
     sql_file::{Sql, sql},
-    transaction::Stop,
+    transaction::{Stop, transaction},
 };
 
 /// Whether claims may place jobs on a node.
@@ -309,22 +309,27 @@ impl PgStore {
         node: &NodeId,
         force: bool,
     ) -> Result<NodeForgotten, StoreError> {
-        self.transaction("node_forget", 1, async |session| {
-            let key: [Param<'_>; 2] = [&namespace.as_str(), &node.as_str()];
-            if session.query(&TAKE, &key).await?.is_empty() {
-                return Ok(NodeForgotten::NotFound);
-            }
-            let rows = session.query(&RUNNING, &key).await?;
-            let running =
-                rows.iter().map(|row| row.try_get("job_id").map(JobId)).collect::<Result<Vec<_>, _>>()?;
-            if !running.is_empty() && !force {
-                return Ok(NodeForgotten::HasRunningJobs { running });
-            }
-            session.query(&FORGET, &key).await?;
-            Ok::<_, Stop<StoreError>>(NodeForgotten::Forgotten { running })
-        })
-        .await
+        transaction!(self, "node_forget", 1, session => forget(session, namespace, node, force))
     }
+}
+
+async fn forget(
+    session: &Session,
+    namespace: &Namespace,
+    node: &NodeId,
+    force: bool,
+) -> Result<NodeForgotten, Stop<StoreError>> {
+    let key: [Param<'_>; 2] = [&namespace.as_str(), &node.as_str()];
+    if session.query(&TAKE, &key).await?.is_empty() {
+        return Ok(NodeForgotten::NotFound);
+    }
+    let rows = session.query(&RUNNING, &key).await?;
+    let running = rows.iter().map(|row| row.try_get("job_id").map(JobId)).collect::<Result<Vec<_>, _>>()?;
+    if !running.is_empty() && !force {
+        return Ok(NodeForgotten::HasRunningJobs { running });
+    }
+    session.query(&FORGET, &key).await?;
+    Ok(NodeForgotten::Forgotten { running })
 }
 
 fn node_row(row: &Row) -> Result<NodeRow, StoreError> {

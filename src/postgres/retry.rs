@@ -10,9 +10,9 @@ use tokio_postgres::Row;
 use super::{
     PgStore,
     row::Columns,
-    session::Param,
+    session::{Param, Session},
     sql_file::{Sql, sql},
-    transaction::Stop,
+    transaction::{Stop, transaction},
 };
 
 /// What a request to reopen a job did.
@@ -45,17 +45,22 @@ impl PgStore {
     /// # Errors
     /// [`StoreError`].
     pub async fn retry_job(&self, namespace: &Namespace, job: JobId) -> Result<RetryAnswer, StoreError> {
-        self.transaction("retry_job", 1, async |session| {
-            let params: [Param<'_>; 2] = [&namespace.as_str(), &job.0];
-            let flow = session.query(&LOCK, &params).await?;
-            if flow.first().map(|row| row.try_get::<_, &str>("state")).transpose()? == Some("TERMINATED") {
-                return Ok(RetryAnswer::WorkflowTerminated);
-            }
-            let rows = session.query(&REOPEN, &params).await?;
-            read(&rows).map_err(Stop::Refused)
-        })
-        .await
+        transaction!(self, "retry_job", 1, session => reopen(session, namespace, job))
     }
+}
+
+async fn reopen(
+    session: &Session,
+    namespace: &Namespace,
+    job: JobId,
+) -> Result<RetryAnswer, Stop<StoreError>> {
+    let params: [Param<'_>; 2] = [&namespace.as_str(), &job.0];
+    let flow = session.query(&LOCK, &params).await?;
+    if flow.first().map(|row| row.try_get::<_, &str>("state")).transpose()? == Some("TERMINATED") {
+        return Ok(RetryAnswer::WorkflowTerminated);
+    }
+    let rows = session.query(&REOPEN, &params).await?;
+    read(&rows).map_err(Stop::Refused)
 }
 
 fn read(rows: &[Row]) -> Result<RetryAnswer, StoreError> {

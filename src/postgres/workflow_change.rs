@@ -16,7 +16,7 @@ use super::{
     session::{Param, Session},
     sql_file::{Sql, sql},
     submit::{SubmitError, Submitted},
-    transaction::Stop,
+    transaction::{Stop, transaction},
     workflow::{WorkflowChanged, WorkflowError, WorkflowState},
 };
 use crate::submission::{
@@ -55,7 +55,7 @@ impl PgStore {
     ) -> Result<WorkflowChanged, WorkflowError> {
         document.validate()?;
         not_reserved(&document.name)?;
-        self.transaction("workflow_apply", PATIENCE, async |session| apply(session, document).await).await
+        transaction!(self, "workflow_apply", PATIENCE, session => apply(session, document))
     }
 
     /// Holds the workflow's runs: what is PENDING or QUEUED, and what is submitted from now on, waits until it
@@ -69,16 +69,7 @@ impl PgStore {
         name: &str,
     ) -> Result<WorkflowChanged, WorkflowError> {
         not_reserved(name)?;
-        self.transaction("workflow_pause", PATIENCE, async |session| {
-            let flow = take(session, namespace, name).await?.unless_terminated(name)?;
-            if flow.state != WorkflowState::Active {
-                return Ok(WorkflowChanged::Unchanged { generation: flow.generation });
-            }
-            let generation = set_state(session, namespace, name, "PAUSED").await?;
-            let held = count(session, &HOLD, &[&namespace.as_str(), &name], "held").await?;
-            Ok(WorkflowChanged::Changed { generation, superseded: 0, moved: held })
-        })
-        .await
+        transaction!(self, "workflow_pause", PATIENCE, session => pause(session, namespace, name))
     }
 
     /// Lets the runs of a paused workflow go on, under the generation in force.
@@ -91,17 +82,7 @@ impl PgStore {
         name: &str,
     ) -> Result<WorkflowChanged, WorkflowError> {
         not_reserved(name)?;
-        self.transaction("workflow_resume", PATIENCE, async |session| {
-            let flow = take(session, namespace, name).await?.unless_terminated(name)?;
-            if flow.state != WorkflowState::Paused {
-                return Ok(WorkflowChanged::Unchanged { generation: flow.generation });
-            }
-            let generation = set_state(session, namespace, name, "ACTIVE").await?;
-            let params: [Param<'_>; 3] = [&namespace.as_str(), &name, &generation];
-            let freed = count(session, &LET_GO, &params, "freed").await?;
-            Ok(WorkflowChanged::Changed { generation, superseded: 0, moved: freed })
-        })
-        .await
+        transaction!(self, "workflow_resume", PATIENCE, session => resume(session, namespace, name))
     }
 
     /// Ends a workflow for good: its PENDING and QUEUED runs end CANCELED, it takes no more, and RUNNING jobs
@@ -115,17 +96,7 @@ impl PgStore {
         name: &str,
     ) -> Result<WorkflowChanged, WorkflowError> {
         not_reserved(name)?;
-        self.transaction("workflow_terminate", PATIENCE, async |session| {
-            let flow = take(session, namespace, name).await?;
-            if flow.state == WorkflowState::Terminated {
-                return Ok(WorkflowChanged::Unchanged { generation: flow.generation });
-            }
-            let generation = set_state(session, namespace, name, "TERMINATED").await?;
-            let says = "its workflow was terminated";
-            let superseded = supersede(session, namespace.as_str(), name, generation, says, true).await?;
-            Ok(WorkflowChanged::Changed { generation, superseded, moved: 0 })
-        })
-        .await
+        transaction!(self, "workflow_terminate", PATIENCE, session => terminate(session, namespace, name))
     }
 
     /// Submits a run of a workflow at once, with the workflow's own payload.
@@ -195,6 +166,38 @@ async fn apply(session: &Session, document: &WorkflowDocument) -> Changed<Workfl
     let says = "its workflow was changed before it started";
     let superseded =
         supersede(session, document.namespace.as_str(), &document.name, generation, says, false).await?;
+    Ok(WorkflowChanged::Changed { generation, superseded, moved: 0 })
+}
+
+async fn pause(session: &Session, namespace: &Namespace, name: &str) -> Changed<WorkflowChanged> {
+    let flow = take(session, namespace, name).await?.unless_terminated(name)?;
+    if flow.state != WorkflowState::Active {
+        return Ok(WorkflowChanged::Unchanged { generation: flow.generation });
+    }
+    let generation = set_state(session, namespace, name, "PAUSED").await?;
+    let held = count(session, &HOLD, &[&namespace.as_str(), &name], "held").await?;
+    Ok(WorkflowChanged::Changed { generation, superseded: 0, moved: held })
+}
+
+async fn resume(session: &Session, namespace: &Namespace, name: &str) -> Changed<WorkflowChanged> {
+    let flow = take(session, namespace, name).await?.unless_terminated(name)?;
+    if flow.state != WorkflowState::Paused {
+        return Ok(WorkflowChanged::Unchanged { generation: flow.generation });
+    }
+    let generation = set_state(session, namespace, name, "ACTIVE").await?;
+    let params: [Param<'_>; 3] = [&namespace.as_str(), &name, &generation];
+    let freed = count(session, &LET_GO, &params, "freed").await?;
+    Ok(WorkflowChanged::Changed { generation, superseded: 0, moved: freed })
+}
+
+async fn terminate(session: &Session, namespace: &Namespace, name: &str) -> Changed<WorkflowChanged> {
+    let flow = take(session, namespace, name).await?;
+    if flow.state == WorkflowState::Terminated {
+        return Ok(WorkflowChanged::Unchanged { generation: flow.generation });
+    }
+    let generation = set_state(session, namespace, name, "TERMINATED").await?;
+    let says = "its workflow was terminated";
+    let superseded = supersede(session, namespace.as_str(), name, generation, says, true).await?;
     Ok(WorkflowChanged::Changed { generation, superseded, moved: 0 })
 }
 

@@ -2,6 +2,10 @@
 
 mod authority;
 mod listen;
+mod cancelling;
 mod migrations;
+mod nodes;
+mod reading;
 mod refusing;
 mod submitting;
+mod workflows;

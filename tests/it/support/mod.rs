@@ -6,4 +6,5 @@ pub mod engine_proxy;
 pub mod eventually;
 pub mod jobs;
 pub mod proxy;
+pub mod rows;
 pub mod services;

@@ -1,0 +1,291 @@
+//! Listings, the story of a job, its output, and the doctor.
+
+use std::collections::HashMap;
+
+use leasehold::{
+    config::DatabaseSettings,
+    postgres::{
+        PgStore,
+        doctor::{Check, CheckStatus, diagnose},
+        read::JobFilter,
+    },
+    protocol::domain::{JobId, JobKind, JobState, Namespace, NewJob},
+};
+
+use crate::support::{database::TestDatabase, rows};
+
+fn namespace() -> Namespace {
+    Namespace::default()
+}
+
+async fn submit(store: &PgStore) -> JobId {
+    store.submit(&NewJob::handler("x", &1)).await.unwrap().job
+}
+
+/// Pages through everything, doing `between` after each page; counts how often each job was seen.
+async fn walk(
+    store: &PgStore,
+    mut filter: JobFilter,
+    mut between: impl AsyncFnMut(usize),
+) -> HashMap<JobId, u32> {
+    let mut seen = HashMap::new();
+    for page_number in 0.. {
+        let page = store.list_jobs(&filter).await.unwrap();
+        assert!(page.items.len() <= filter.limit as usize);
+        assert!(
+            page.next.is_none() || page.items.len() == filter.limit as usize,
+            "only the last page is short"
+        );
+        for row in page.items {
+            *seen.entry(row.id).or_default() += 1;
+        }
+        between(page_number).await;
+        filter.after = page.next;
+        if filter.after.is_none() {
+            break;
+        }
+    }
+    seen
+}
+
+/// AP-01: one transaction gives every job the same time; jobs come, move and end while somebody pages.
+#[tokio::test]
+async fn every_job_that_exists_throughout_is_on_exactly_one_page() {
+    let db = TestDatabase::create().await;
+    let (store, client) = (db.store().await, db.client().await);
+    let jobs = store.submit_bulk((0..137).map(|n: i32| NewJob::handler("x", &n)).collect()).await.unwrap();
+    for oldest_first in [false, true] {
+        let filter = JobFilter { limit: 10, oldest_first, ..JobFilter::all(namespace()) };
+        let seen = walk(&store, filter, async |page| {
+            submit(&store).await;
+            let queued = "select min(job_id) from leasehold.ready where job_id > $1";
+            let next: i64 = client.query_one(queued, &[&(page as i64)]).await.unwrap().get(0);
+            rows::hold(&client, JobId(next), 30.0).await;
+            if page % 2 == 0 {
+                rows::complete(&client, JobId(next)).await;
+            }
+        })
+        .await;
+        for job in &jobs {
+            assert_eq!(seen.get(job), Some(&1), "job {job}, oldest first: {oldest_first}");
+        }
+    }
+    let refused = store
+        .list_jobs(&JobFilter { after: Some("1; drop table".to_owned()), ..JobFilter::all(namespace()) })
+        .await
+        .unwrap_err();
+    assert!(refused.message.contains("cursor"), "{refused}");
+}
+
+/// AP-03: a job with many leases is one row, and filters count jobs.
+#[tokio::test]
+async fn pages_count_jobs_and_not_their_attempts() {
+    let db = TestDatabase::create().await;
+    let (store, client) = (db.store().await, db.client().await);
+    let mut failed = Vec::new();
+    for attempts in 1..=12 {
+        let job = submit(&store).await;
+        for _ in 0..attempts {
+            rows::hold(&client, job, 30.0).await;
+            rows::fail(&client, job, attempts).await;
+            store.retry_job(&namespace(), job).await.unwrap();
+        }
+        if attempts % 2 == 0 {
+            rows::hold(&client, job, 30.0).await;
+            rows::fail(&client, job, attempts).await;
+            failed.push(job);
+        }
+    }
+    let all = walk(&store, JobFilter { limit: 5, ..JobFilter::all(namespace()) }, async |_| {}).await;
+    assert_eq!((all.len(), all.values().all(|n| *n == 1)), (12, true));
+    let filter = JobFilter {
+        limit: 5,
+        states: vec![JobState::Failed, JobState::Running],
+        ..JobFilter::all(namespace())
+    };
+    let mut listed: Vec<JobId> = walk(&store, filter, async |_| {}).await.into_keys().collect();
+    listed.sort();
+    assert_eq!(listed, failed);
+    let none = JobFilter { kind: Some(JobKind::Container), ..JobFilter::all(namespace()) };
+    assert!(store.list_jobs(&none).await.unwrap().items.is_empty());
+    let shown = store.show_job(&namespace(), failed[5]).await.unwrap().unwrap();
+    assert_eq!((shown.leases.len(), shown.reopened.len(), shown.row.attempt), (13, 12, 13));
+    let epochs: Vec<i64> = shown.leases.iter().map(|lease| lease.epoch.0).collect();
+    assert!(epochs.windows(2).all(|pair| pair[0] < pair[1]), "{epochs:?}");
+}
+
+#[tokio::test]
+async fn the_json_of_a_job_has_its_stable_keys_and_no_token() {
+    let db = TestDatabase::create().await;
+    let (store, client) = (db.store().await, db.client().await);
+    let job = submit(&store).await;
+    rows::hold(&client, job, 30.0).await;
+    let token: uuid::Uuid = client.query_one("select token from leasehold.leases", &[]).await.unwrap().get(0);
+    let running = serde_json::to_value(store.show_job(&namespace(), job).await.unwrap().unwrap()).unwrap();
+    assert_eq!((&running["state"], &running["leases"][0]["how"]), (&"RUNNING".into(), &"running".into()));
+    assert!(running["leases"][0]["ended_at"].is_null() && running["leases"][0]["expires_at"].is_string());
+    rows::fail(&client, job, 3).await;
+    let shown = store.show_job(&namespace(), job).await.unwrap().unwrap();
+    let listed = &store.list_jobs(&JobFilter::all(namespace())).await.unwrap().items[0];
+    for json in [serde_json::to_value(&shown).unwrap(), serde_json::to_value(listed).unwrap()] {
+        for key in ["id", "state", "kind", "workflow", "attempt", "exit_code", "failure", "node"] {
+            assert!(json.get(key).is_some(), "{key} is missing");
+        }
+        assert_eq!(json["failure"], serde_json::json!({"kind": "USER", "code": "3", "message": "it failed"}));
+        assert_eq!(
+            (&json["state"], &json["exit_code"], &json["id"]),
+            (&"FAILED".into(), &3.into(), &job.0.into())
+        );
+    }
+    let lease = &serde_json::to_value(&shown).unwrap()["leases"][0];
+    for key in ["epoch", "worker", "granted_at", "ended_at", "how"] {
+        assert!(!lease[key].is_null(), "{key} is missing");
+    }
+    let text = format!("{running} {shown:?}");
+    assert!(!text.contains(&token.to_string()) && !text.contains(&token.simple().to_string()));
+}
+
+#[tokio::test]
+async fn output_is_read_in_order_from_any_batch_on() {
+    let db = TestDatabase::create().await;
+    let (store, client) = (db.store().await, db.client().await);
+    let job = submit(&store).await;
+    let insert = "insert into leasehold.job_logs (job_id, epoch, stream, first_byte, namespace, data)
+                  values ($1, 1, $2, $3, 'default', $4)";
+    for n in 0..6_i64 {
+        let data = vec![0xff_u8; 1 << 20];
+        client.execute(insert, &[&job.0, &((n % 3 + 1) as i16), &n, &data]).await.unwrap();
+    }
+    let (mut after, mut pages, mut bytes) = (0, 0, 0);
+    loop {
+        let page = store.read_logs(&namespace(), job, after, 100).await.unwrap();
+        let Some(last) = page.last() else { break };
+        assert!(page.windows(2).all(|pair| pair[0].seq < pair[1].seq) && page[0].seq > after);
+        after = last.seq;
+        pages += 1;
+        bytes += page.iter().map(|row| row.data.len()).sum::<usize>();
+    }
+    assert_eq!((pages, bytes), (2, 6 << 20), "a page holds about 4 MiB");
+    let other = Namespace::new("other").unwrap();
+    assert!(store.read_logs(&other, job, 0, 100).await.unwrap().is_empty());
+    assert_eq!(store.show_job(&namespace(), job).await.unwrap().unwrap().log_bytes, 6 << 20);
+}
+
+#[tokio::test]
+async fn why_says_in_one_sentence_what_a_job_waits_for() {
+    let db = TestDatabase::create().await;
+    let (store, client) = (db.store().await, db.client().await);
+    let hour = chrono::Utc::now() + chrono::Duration::hours(1);
+    let later = store.submit(&NewJob { run_at: Some(hour), ..NewJob::handler("x", &1) }).await.unwrap().job;
+    let image =
+        leasehold::protocol::domain::ContainerSpec { image: "busybox".to_owned(), ..Default::default() };
+    let container = leasehold::protocol::domain::JobDefinition::Container(image);
+    let container = store.submit(&NewJob::ad_hoc(container)).await.unwrap().job;
+    let (first, second, running, lost, done) = (
+        submit(&store).await,
+        submit(&store).await,
+        submit(&store).await,
+        submit(&store).await,
+        submit(&store).await,
+    );
+    rows::hold(&client, running, 30.0).await;
+    rows::hold(&client, lost, -1.0).await;
+    rows::hold(&client, done, 30.0).await;
+    rows::fail(&client, done, 3).await;
+    let why = async |job| store.why(&namespace(), job).await.unwrap().expect("the job exists");
+    assert!(why(first).await.contains("no worker process is alive"), "{}", why(first).await);
+    client
+        .execute(
+            "insert into leasehold.workers (namespace, worker_id, process_id, host, concurrency, status)
+             values ('default', 'w1', gen_random_uuid(), 'h', 1, '{}')",
+            &[],
+        )
+        .await
+        .unwrap();
+    for (job, says) in [
+        (later, "not due before"),
+        (container, "no runtime node"),
+        (first, "the next of its kind"),
+        (second, "1 job is before it"),
+        (running, "worker w1 holds it since"),
+        (lost, "expired at"),
+        (done, "ended FAILED (3)"),
+    ] {
+        let sentence = why(job).await;
+        assert!(sentence.contains(says) && sentence.starts_with(&format!("job {job} is ")), "{sentence}");
+        assert!(!sentence.contains('\n') && sentence.len() < 300, "{sentence}");
+    }
+    client
+        .execute("update leasehold.waiting set due_at = clock_timestamp() - interval '1 minute'", &[])
+        .await
+        .unwrap();
+    assert!(why(later).await.contains("has not been dispatched"), "{}", why(later).await);
+    assert_eq!(store.why(&namespace(), JobId(99_999)).await.unwrap(), None);
+}
+
+fn find<'a>(checks: &'a [Check], name: &str) -> &'a Check {
+    checks.iter().find(|check| check.name == name).unwrap_or_else(|| panic!("no check {name}: {checks:?}"))
+}
+
+/// AP-15: the doctor names what is wrong and the remedy, and never the password.
+#[tokio::test]
+async fn the_doctor_finds_what_is_stuck_and_says_what_to_do() {
+    let db = TestDatabase::create().await;
+    let (store, client) = (db.store().await, db.client().await);
+    let checks = store.doctor(&namespace()).await;
+    for name in [
+        "database",
+        "schema",
+        "clock",
+        "connections",
+        "leases",
+        "dispatch",
+        "workers",
+        "nodes",
+        "generations",
+    ] {
+        assert_eq!(find(&checks, name).status, CheckStatus::Ok, "{checks:?}");
+    }
+    let (expired, overdue) = (submit(&store).await, submit(&store).await);
+    rows::hold(&client, expired, -5.0).await;
+    let hour = chrono::Utc::now() + chrono::Duration::hours(1);
+    let later = store.submit(&NewJob { run_at: Some(hour), ..NewJob::handler("x", &1) }).await.unwrap().job;
+    client
+        .execute("update leasehold.waiting set due_at = clock_timestamp() - interval '1 minute'", &[])
+        .await
+        .unwrap();
+    client
+        .execute(
+            "insert into leasehold.nodes (namespace, node_id, endpoint, engine_id, process_id, max_concurrency, os, architecture,
+                 cpu_millis, memory_bytes, engine_version, heartbeat_ttl_ms, lost_after_ms, heartbeat_at)
+             values ('default', 'n1', 'unix:///x', 'e', gen_random_uuid(), 1, 'linux', 'x', 1, 1, '1', 1000, 2000,
+                 clock_timestamp() - interval '1 hour')",
+            &[],
+        )
+        .await
+        .unwrap();
+    let checks = store.doctor(&namespace()).await;
+    for (name, says) in [
+        ("leases", "1 of 1 RUNNING"),
+        ("dispatch", "1 PENDING"),
+        ("workers", "1 QUEUED"),
+        ("nodes", "silent: n1"),
+    ] {
+        let check = find(&checks, name);
+        assert_eq!(check.status, CheckStatus::Warn, "{check:?}");
+        assert!(check.detail.contains(says) && check.remedy.is_some(), "{check:?}");
+    }
+    let _ = (overdue, later);
+
+    let io = tokio::runtime::Handle::current();
+    let wrong = DatabaseSettings {
+        url: "postgres://somebody:s3cret-pass@127.0.0.1:1/none".to_owned(),
+        ..db.settings()
+    };
+    let checks = diagnose(&wrong, io.clone(), &namespace()).await;
+    assert_eq!((checks.len(), checks[0].name, checks[0].status), (1, "database", CheckStatus::Fail));
+    assert!(!format!("{checks:?}").contains("s3cret"), "{checks:?}");
+    let empty = TestDatabase::empty().await;
+    let checks = diagnose(&empty.settings(), io, &namespace()).await;
+    assert_eq!((checks[0].name, checks[0].remedy.as_deref()), ("schema", Some("run `leasehold migrate`")));
+}
