@@ -1,8 +1,8 @@
 //! The store on a real PostgreSQL.
 
 mod authority;
-mod listen;
 mod cancelling;
+mod listen;
 mod migrations;
 mod nodes;
 mod reading;
