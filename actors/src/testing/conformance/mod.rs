@@ -137,7 +137,9 @@ macro_rules! conformance_cases {
                 a_raised_generation_ends_what_waits,
                 a_raised_generation_leaves_what_runs,
                 a_superseded_run_does_not_wait_again,
-                a_pause_holds_new_runs_until_the_resume,
+                a_pause_holds_runs_until_the_resume,
+                a_pause_makes_older_messages_stale,
+                an_edit_ends_held_runs,
                 a_terminate_ends_held_runs,
                 other_runs_do_not_notice,
             ];

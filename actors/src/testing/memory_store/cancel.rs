@@ -7,7 +7,7 @@ use super::{
     world::{Place, World, delta},
 };
 use crate::{
-    domain::{JobId, JobState, Namespace},
+    domain::{Failure, FailureKind, JobId, JobState, Namespace},
     testing::harness::CancelAnswer,
 };
 
@@ -33,8 +33,10 @@ impl World {
                 CancelAnswer::Requested
             }
             Place::Waiting(_) | Place::Ready(_) => {
-                row.place = terminal(JobState::Canceled, None, None, None);
-                self.wake_blocked(id);
+                let why =
+                    Failure::new(FailureKind::System, "canceled", "canceled on request before it started");
+                row.place = terminal(JobState::Canceled, None, Some(why), None);
+                self.wake_blocked(id, None);
                 CancelAnswer::Canceled
             }
         }

@@ -63,24 +63,25 @@ impl World {
     pub(super) fn free_slots(&mut self, id: JobId) {
         self.node_slots.retain(|_, job| *job != id);
         self.workflow_slots.retain(|_, job| *job != id);
-        self.wake_blocked(id);
+        // As many as a slot may be free for; the others look again by themselves.
+        let limit = self.rows.get(&id).and_then(|row| row.overlap.limit);
+        self.wake_blocked(id, limit);
     }
 
-    /// Makes the runs due that wait for another run of this job's workflow.
-    pub(super) fn wake_blocked(&mut self, id: JobId) {
+    /// Makes the runs due, earliest first, that wait for another run of this job's workflow.
+    pub(super) fn wake_blocked(&mut self, id: JobId, limit: Option<i32>) {
         let now = self.now();
-        let Some(row) = self.rows.get(&id) else { return };
+        let Some(row) = self.rows.get(&id).filter(|row| row.workflow != AD_HOC) else { return };
         let (namespace, workflow) = (row.namespace.clone(), row.workflow.clone());
-        if workflow == AD_HOC {
-            return;
-        }
-        for row in self.rows.values_mut() {
-            if row.namespace == namespace
-                && row.workflow == workflow
-                && let Place::Waiting(waiting) = &mut row.place
+        let mut left = limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(0));
+        for row in self.rows.values_mut().filter(|row| row.namespace == namespace && row.workflow == workflow)
+        {
+            if let Place::Waiting(waiting) = &mut row.place
                 && waiting.blocked_by.is_some()
+                && left > 0
             {
                 waiting.due_at = Some(now);
+                left -= 1;
             }
         }
     }
