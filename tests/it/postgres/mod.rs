@@ -2,6 +2,8 @@
 
 mod authority;
 mod cancelling;
+mod conformance;
+mod harness;
 mod listen;
 mod migrations;
 mod nodes;
