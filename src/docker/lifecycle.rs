@@ -27,6 +27,8 @@ use super::{DockerEngine, error, spec};
 const KILLED: i32 = 137;
 /// How long the engine's notice of an out-of-memory kill may lag behind the exit.
 const OOM_NOTICE: Duration = Duration::from_millis(300);
+/// How long a container may be on its way out before that state is taken for its last.
+const REMOVAL: Duration = Duration::from_secs(5);
 /// How long a lost answer to a start is looked into before it is left open.
 const START_DOUBT: Duration = Duration::from_secs(2);
 
@@ -143,8 +145,16 @@ impl DockerEngine {
         const OPERATION: &str = "wait";
         let mut waiting = None;
         let mut answered = false;
+        let mut going_since = None;
         loop {
             let status = self.look_at(id.as_str()).await?.ok_or_else(|| no_such_container(OPERATION, id))?;
+            // Somebody removes it: soon it is gone, and that is the answer.
+            if status.state == ContainerState::Dead
+                && going_since.get_or_insert_with(Instant::now).elapsed() < REMOVAL
+            {
+                sleep(Duration::from_millis(100)).await;
+                continue;
+            }
             if !matches!(status.state, ContainerState::Running { .. }) {
                 return self.with_memory_evidence(status).await;
             }

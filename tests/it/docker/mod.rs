@@ -3,6 +3,7 @@
 mod exits;
 mod identity;
 mod images;
+mod jobs;
 mod node_agent;
 mod outages;
 mod output;

@@ -30,7 +30,11 @@ impl TestDatabase {
     pub async fn create() -> Self {
         let admin = admin().await;
         let template = template(&admin).await;
-        Self::make(&admin, &format!("template {template}")).await
+        let database = Self::make(&admin, &format!("template {template}")).await;
+        // A fleet of its own: containers of tests on a shared engine are told apart by it.
+        let client = database.client().await;
+        client.batch_execute("update leasehold.fleet set fleet_id = gen_random_uuid()").await.unwrap();
+        database
     }
 
     /// A database without anything in it.
