@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use bollard::{
     models::ContainerCreateBody,
-    query_parameters::{CreateContainerOptionsBuilder, KillContainerOptionsBuilder, RemoveContainerOptionsBuilder},
+    query_parameters::{
+        CreateContainerOptionsBuilder, KillContainerOptionsBuilder, RemoveContainerOptionsBuilder,
+    },
 };
 use leasehold::{
     Worker,
@@ -144,7 +146,8 @@ impl Fleet {
     /// Drains the worker and checks that nothing is left.
     async fn finish(mut self, endpoint: &str) {
         self.stop.take().expect("finished once").send(()).expect("the worker runs");
-        let exit = tokio::time::timeout(SOON, &mut self.worker).await.expect("the drain ends").unwrap().unwrap();
+        let exit =
+            tokio::time::timeout(SOON, &mut self.worker).await.expect("the drain ends").unwrap().unwrap();
         assert!(matches!(exit, WorkerExit::Drained(_)), "{exit:?}");
         let left = self.containers(endpoint).await;
         assert!(left.is_empty(), "containers were left behind: {left:#?}");
@@ -164,7 +167,10 @@ impl Drop for Fleet {
 }
 
 fn script(script: &str) -> NewJob {
-    container(ContainerSpec { command: ["sh", "-c", script].map(str::to_owned).to_vec(), ..ContainerSpec::default() })
+    container(ContainerSpec {
+        command: ["sh", "-c", script].map(str::to_owned).to_vec(),
+        ..ContainerSpec::default()
+    })
 }
 
 fn container(mut spec: ContainerSpec) -> NewJob {
@@ -194,7 +200,8 @@ async fn jobs_end_as_their_programs_do_and_leave_nothing() {
     let endpoint = services::docker_endpoint(1);
     let fleet = Fleet::on(&endpoint).await;
     let own = script("echo out; echo err >&2; exit 3");
-    let fine = script("echo $LEASEHOLD_JOB_ID $LEASEHOLD_FENCING_EPOCH $LEASEHOLD_ATTEMPT $LEASEHOLD_NAMESPACE");
+    let fine =
+        script("echo $LEASEHOLD_JOB_ID $LEASEHOLD_FENCING_EPOCH $LEASEHOLD_ATTEMPT $LEASEHOLD_NAMESPACE");
     let mut hungry = ContainerSpec { memory_bytes: Some(32 << 20), ..ContainerSpec::default() };
     hungry.command = vec!["tail".to_owned(), "/dev/zero".to_owned()];
     let missing = ContainerSpec { command: vec!["nope".to_owned()], ..ContainerSpec::default() };
@@ -241,7 +248,9 @@ async fn output_is_stored_byte_for_byte() {
     let endpoint = services::docker_endpoint(2);
     let fleet = Fleet::on(&endpoint).await;
     let job = fleet
-        .submit(script("head -c 100001 /dev/zero | tr '\\0' a; printf '\\n\\377\\376\\200\\000é\\nlast'; echo -n x >&2"))
+        .submit(script(
+            "head -c 100001 /dev/zero | tr '\\0' a; printf '\\n\\377\\376\\200\\000é\\nlast'; echo -n x >&2",
+        ))
         .await;
     assert_eq!(fleet.ends(job).await.row.state, JobState::Completed);
     let expected = [&vec![b'a'; 100_001][..], b"\n\xff\xfe\x80\0", "é\nlast".as_bytes()].concat();
@@ -256,14 +265,16 @@ async fn a_cancel_stops_the_container_also_when_somebody_has_paused_it() {
     let endpoint = services::docker_endpoint(1);
     let fleet = Fleet::on(&endpoint).await;
     let stranger = TestEngine::at(&endpoint).await.stranger;
-    let polite = fleet.submit(script("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.1; done")).await;
+    let polite =
+        fleet.submit(script("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.1; done")).await;
     let paused = fleet.submit(script("echo ready; while :; do sleep 0.1; done")).await;
     fleet.speaks(polite).await;
     fleet.speaks(paused).await;
     let id = fleet.detail(paused).await.row.container.expect("it is attached");
     stranger.pause_container(&id).await.unwrap();
     for job in [polite, paused] {
-        let answer = fleet.store.request_cancel(&Namespace::default(), job, Duration::from_secs(1)).await.unwrap();
+        let answer =
+            fleet.store.request_cancel(&Namespace::default(), job, Duration::from_secs(1)).await.unwrap();
         assert!(matches!(answer, CancelAnswer::Requested { .. }), "{answer:?}");
     }
     for job in [polite, paused] {
@@ -333,7 +344,10 @@ async fn a_strangers_container_of_the_jobs_name_costs_a_try_and_not_the_job() {
     let first = end.leases.first().unwrap();
     let why = serde_json::to_string(first).unwrap();
     assert!(why.contains(&name), "the history says which name is in the way: {why}");
-    assert!(stranger.inspect_container(&foreign, None).await.is_ok(), "the stranger's container is untouched");
+    assert!(
+        stranger.inspect_container(&foreign, None).await.is_ok(),
+        "the stranger's container is untouched"
+    );
     stranger.remove_container(&foreign, None).await.unwrap();
     fleet.finish(&endpoint).await;
 }
@@ -373,11 +387,16 @@ async fn two_engines_share_the_work_and_a_drain_gives_back_what_runs() {
 #[tokio::test]
 async fn a_daemons_restart_is_survived_with_live_restore_and_is_nobodys_exit_without() {
     for (live_restore, kind) in [(true, None), (false, Some(FailureKind::System))] {
-        let mut engine =
-            PrivateEngine::start(if live_restore { &["--live-restore"] } else { &["--shutdown-timeout", "3"] }).await;
+        let mut engine = PrivateEngine::start(if live_restore {
+            &["--live-restore"]
+        } else {
+            &["--shutdown-timeout", "3"]
+        })
+        .await;
         let fleet = Fleet::on(&engine.endpoint()).await;
         // Told to stop by its daemon it pretends to have succeeded.
-        let program = "trap 'exit 0' TERM; i=0; while [ $i -lt 50 ]; do echo $i; i=$((i+1)); sleep 0.1; done; exit 5";
+        let program =
+            "trap 'exit 0' TERM; i=0; while [ $i -lt 50 ]; do echo $i; i=$((i+1)); sleep 0.1; done; exit 5";
         let job = fleet.submit(once(script(program))).await;
         fleet.speaks(job).await;
         engine.stop();
