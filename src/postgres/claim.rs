@@ -23,7 +23,7 @@ use uuid::Uuid;
 use super::{
     batch::Pending,
     error,
-    grant::{self, reasons, recall},
+    grant::{self, recall},
     marks::{Marks, Place},
     pool::{Lane, Pools},
     sql_file::{Sql, sql},
@@ -248,7 +248,7 @@ async fn open(desk: &Desk, asks: &[&ClaimAsk], routes: &[Route]) -> Result<Vec<C
         let marks = desk.marks.places(namespace, routes);
         let started = Instant::now();
         let from = marks.clone().unwrap_or_else(|| vec![Place::FIRST; routes.len()]);
-        let rows = put(desk, asks, routes, &from).await?;
+        let rows = put(desk, asks, routes, &from, &List::default()).await?;
         if marks.is_none() {
             desk.marks.looked(namespace, routes, started.elapsed());
         }
@@ -274,8 +274,9 @@ async fn open(desk: &Desk, asks: &[&ClaimAsk], routes: &[Route]) -> Result<Vec<C
 }
 
 async fn listed(desk: &Desk, asks: &[&ClaimAsk]) -> Result<Vec<ClaimReply>, StoreError> {
-    let rows = put(desk, asks, &[], &[]).await?;
-    let mut granted: HashMap<i64, Box<Grant>> = HashMap::new();
+    let list = List::of(asks);
+    let rows = put(desk, asks, &[], &[], &list).await?;
+    let mut granted: HashMap<Uuid, Box<Grant>> = HashMap::new();
     let mut held_back = HashMap::new();
     for row in &rows {
         match Granted::read(row, asks)? {
@@ -283,37 +284,65 @@ async fn listed(desk: &Desk, asks: &[&ClaimAsk]) -> Result<Vec<ClaimReply>, Stor
                 held_back.insert(job, blocker);
             }
             Granted::To { grant, .. } => {
-                granted.insert(grant.authority.job.0, grant);
+                granted.insert(grant.authority.token.expose_to_store(), grant);
             }
         }
     }
-    let mut replies = Vec::with_capacity(asks.len());
-    for ask in asks {
+    // The token says which entry of the list a grant is for.
+    let mut replies: Vec<Vec<Option<ListedAnswer>>> = Vec::with_capacity(asks.len());
+    for (number, ask) in (1i32..).zip(asks) {
         let Wish::Listed { jobs } = &ask.wish else { continue };
-        // Each job may be granted to one entry of the list only: the first that believes the right thing of it.
-        let mut answers: Vec<Option<ListedAnswer>> = jobs
-            .iter()
-            .map(|wanted| {
-                let fits = granted.get(&wanted.job.0).is_some_and(|grant| {
-                    grant.generation == wanted.generation && grant.dispatch_attempt == wanted.dispatch_attempt
-                });
-                if fits { granted.remove(&wanted.job.0).map(ListedAnswer::Granted) } else { None }
-            })
-            .collect();
-        let rejected: Vec<&DispatchedJob> =
-            jobs.iter().zip(&answers).filter(|(_, a)| a.is_none()).map(|(wanted, _)| wanted).collect();
-        if !rejected.is_empty() {
-            let namespace = &ask.owner.namespace;
-            let mut why = reasons(&desk.pools, namespace, &rejected, &held_back).await?.into_iter();
-            for answer in answers.iter_mut().filter(|a| a.is_none()) {
-                *answer = why.next();
+        let mut answers: Vec<Option<ListedAnswer>> = vec![None; jobs.len()];
+        for (at, token) in list.of_request(number) {
+            answers[at] = granted.remove(&token).map(ListedAnswer::Granted);
+        }
+        replies.push(answers);
+    }
+    let mut complete = Vec::with_capacity(asks.len());
+    for (ask, answers) in asks.iter().zip(replies) {
+        complete.push(grant::with_reasons(&desk.pools, ask, answers, &held_back).await?);
+    }
+    Ok(complete)
+}
+
+/// What listed claims present, as arrays; every entry has the token that a grant of it gets.
+#[derive(Default)]
+struct List {
+    jobs: Vec<i64>,
+    generations: Vec<i64>,
+    attempts: Vec<i32>,
+    tokens: Vec<Uuid>,
+    requests: Vec<i32>,
+    /// Where each entry stands in its own request.
+    places: Vec<usize>,
+}
+
+impl List {
+    fn of(asks: &[&ClaimAsk]) -> Self {
+        let mut list = Self::default();
+        for (number, ask) in (1i32..).zip(asks) {
+            let Wish::Listed { jobs } = &ask.wish else { continue };
+            let mut seen = HashSet::new();
+            for (place, job) in jobs.iter().enumerate().filter(|(_, job)| seen.insert(**job)) {
+                list.jobs.push(job.job.0);
+                list.generations.push(job.generation);
+                list.attempts.push(job.dispatch_attempt);
+                list.requests.push(number);
+                list.places.push(place);
             }
         }
-        replies.push(answers.into_iter().flatten().collect());
+        list.tokens = grant::tokens(list.jobs.len());
+        list
     }
-    // Whatever was granted and fits nobody's belief must not be kept from the caller: it would run unseen.
-    debug_assert!(granted.is_empty(), "the statement compares what the list says");
-    Ok(replies)
+
+    fn of_request(&self, number: i32) -> impl Iterator<Item = (usize, Uuid)> {
+        self.places
+            .iter()
+            .zip(&self.tokens)
+            .zip(&self.requests)
+            .filter(move |(_, of)| **of == number)
+            .map(|((place, token), _)| (*place, *token))
+    }
 }
 
 /// Builds the arrays and sends the statement; races for slots are run again.
@@ -322,6 +351,7 @@ async fn put(
     asks: &[&ClaimAsk],
     routes: &[Route],
     from: &[Place],
+    list: &List,
 ) -> Result<Vec<Row>, StoreError> {
     let operation = asks[0].operation();
     let namespace = asks[0].owner.namespace.as_str();
@@ -343,23 +373,13 @@ async fn put(
     let firsts: Vec<i64> = from.iter().map(|place| place.job).collect();
 
     let mut open_requests: Vec<i32> = Vec::new();
-    let mut list: Vec<(DispatchedJob, i32)> = Vec::new();
     for (number, ask) in (1i32..).zip(asks) {
-        match &ask.wish {
-            Wish::Open { limit, .. } => open_requests.extend(std::iter::repeat_n(number, *limit)),
-            Wish::Listed { jobs } => {
-                let mut seen = HashSet::new();
-                list.extend(jobs.iter().filter(|job| seen.insert(**job)).map(|job| (*job, number)));
-            }
+        if let Wish::Open { limit, .. } = &ask.wish {
+            open_requests.extend(std::iter::repeat_n(number, *limit));
         }
     }
     let open_tokens = grant::tokens(open_requests.len());
-    let listed_tokens = grant::tokens(list.len());
-    let listed_jobs: Vec<i64> = list.iter().map(|(job, _)| job.job.0).collect();
-    let generations: Vec<i64> = list.iter().map(|(job, _)| job.generation).collect();
-    let attempts: Vec<i32> = list.iter().map(|(job, _)| job.dispatch_attempt).collect();
-    let listed_requests: Vec<i32> = list.iter().map(|(_, number)| *number).collect();
-    let places = !list.is_empty() || routes.iter().any(|route| route.kind == JobKind::Container);
+    let places = !list.jobs.is_empty() || routes.iter().any(|route| route.kind == JobKind::Container);
 
     let mut races = 0;
     loop {
@@ -389,11 +409,11 @@ async fn put(
                             &firsts,
                             &open_tokens,
                             &open_requests,
-                            &listed_jobs,
-                            &generations,
-                            &attempts,
-                            &listed_tokens,
-                            &listed_requests,
+                            &list.jobs,
+                            &list.generations,
+                            &list.attempts,
+                            &list.tokens,
+                            &list.requests,
                             &places,
                         ],
                     )

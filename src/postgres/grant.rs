@@ -134,15 +134,25 @@ async fn recalled_list(
     live: Vec<Grant>,
 ) -> Result<ClaimReply, StoreError> {
     let mut live: HashMap<i64, Grant> = live.into_iter().map(|g| (g.authority.job.0, g)).collect();
-    let mut answers: Vec<Option<ListedAnswer>> = jobs
+    let answers = jobs
         .iter()
         .map(|wanted| live.remove(&wanted.job.0).map(|grant| ListedAnswer::Granted(Box::new(grant))))
         .collect();
+    with_reasons(pools, ask, answers, &HashMap::new()).await
+}
+
+/// Fills the gaps in the answers to a listed claim with the reasons why.
+pub(super) async fn with_reasons(
+    pools: &Pools,
+    ask: &ClaimAsk,
+    mut answers: Vec<Option<ListedAnswer>>,
+    held_back: &HashMap<i64, i64>,
+) -> Result<ClaimReply, StoreError> {
+    let Wish::Listed { jobs } = &ask.wish else { return Ok(ClaimReply::new()) };
     let rejected: Vec<&DispatchedJob> =
         jobs.iter().zip(&answers).filter(|(_, a)| a.is_none()).map(|(wanted, _)| wanted).collect();
     if !rejected.is_empty() {
-        let none = HashMap::new();
-        let mut why = reasons(pools, &ask.owner.namespace, &rejected, &none).await?.into_iter();
+        let mut why = reasons(pools, &ask.owner.namespace, &rejected, held_back).await?.into_iter();
         for answer in answers.iter_mut().filter(|a| a.is_none()) {
             *answer = why.next();
         }
@@ -151,7 +161,7 @@ async fn recalled_list(
 }
 
 /// Why listed jobs were not granted, in order. `held_back`: what this claim found blocked, and by whom.
-pub(super) async fn reasons(
+async fn reasons(
     pools: &Pools,
     namespace: &Namespace,
     rejected: &[&DispatchedJob],

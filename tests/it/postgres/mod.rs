@@ -4,6 +4,7 @@ mod authority;
 mod cancelling;
 mod conformance;
 mod harness;
+mod claiming;
 mod listen;
 mod migrations;
 mod nodes;

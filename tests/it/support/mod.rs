@@ -5,6 +5,7 @@ pub mod engine;
 pub mod engine_proxy;
 pub mod eventually;
 pub mod jobs;
+pub mod pgbouncer;
 pub mod proxy;
 pub mod rows;
 pub mod services;
