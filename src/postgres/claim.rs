@@ -92,6 +92,14 @@ impl ClaimAsk {
         }
     }
 
+    /// The jobs of a listed claim.
+    pub(super) fn listed(&self) -> &[DispatchedJob] {
+        match &self.wish {
+            Wish::Open { .. } => &[],
+            Wish::Listed { jobs } => jobs,
+        }
+    }
+
     pub(super) fn operation(&self) -> &'static str {
         match self.wish {
             Wish::Open { .. } => "claim",
@@ -298,11 +306,7 @@ async fn listed(desk: &Desk, asks: &[&ClaimAsk]) -> Result<Vec<ClaimReply>, Stor
         }
         replies.push(answers);
     }
-    let mut complete = Vec::with_capacity(asks.len());
-    for (ask, answers) in asks.iter().zip(replies) {
-        complete.push(grant::with_reasons(&desk.pools, ask, answers, &held_back).await?);
-    }
-    Ok(complete)
+    grant::with_reasons(&desk.pools, asks, replies, &held_back).await
 }
 
 /// What listed claims present, as arrays; every entry has the token that a grant of it gets.

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use leasehold_actors::{
-    domain::{Epoch, JobId, JobKind, JobState, LeaseToken, Namespace, NodeId, RetryPolicy, Route},
+    domain::{Epoch, JobId, JobKind, JobState, LeaseToken, NodeId, RetryPolicy, Route},
     error::{Applied, StoreError, StoreErrorKind},
     ports::{Authority, ClaimRejection, Claimant, DispatchedJob, Grant, ListedAnswer, Placement},
 };
@@ -138,59 +138,56 @@ async fn recalled_list(
         .iter()
         .map(|wanted| live.remove(&wanted.job.0).map(|grant| ListedAnswer::Granted(Box::new(grant))))
         .collect();
-    with_reasons(pools, ask, answers, &HashMap::new()).await
+    let mut replies = with_reasons(pools, &[ask], vec![answers], &HashMap::new()).await?;
+    Ok(replies.pop().unwrap_or_default())
 }
 
-/// Fills the gaps in the answers to a listed claim with the reasons why.
+/// Fills the gaps in the answers to listed claims with the reasons why. `held_back`: what these claims found
+/// blocked, and by whom.
 pub(super) async fn with_reasons(
     pools: &Pools,
-    ask: &ClaimAsk,
-    mut answers: Vec<Option<ListedAnswer>>,
+    asks: &[&ClaimAsk],
+    replies: Vec<Vec<Option<ListedAnswer>>>,
     held_back: &HashMap<i64, i64>,
-) -> Result<ClaimReply, StoreError> {
-    let Wish::Listed { jobs } = &ask.wish else { return Ok(ClaimReply::new()) };
-    let rejected: Vec<&DispatchedJob> =
-        jobs.iter().zip(&answers).filter(|(_, a)| a.is_none()).map(|(wanted, _)| wanted).collect();
-    if !rejected.is_empty() {
-        let mut why = reasons(pools, &ask.owner.namespace, &rejected, held_back).await?.into_iter();
-        for answer in answers.iter_mut().filter(|a| a.is_none()) {
-            *answer = why.next();
-        }
-    }
-    Ok(answers.into_iter().flatten().collect())
-}
-
-/// Why listed jobs were not granted, in order. `held_back`: what this claim found blocked, and by whom.
-async fn reasons(
-    pools: &Pools,
-    namespace: &Namespace,
-    rejected: &[&DispatchedJob],
-    held_back: &HashMap<i64, i64>,
-) -> Result<Vec<ListedAnswer>, StoreError> {
-    const OPERATION: &str = "claim_listed";
-    let jobs: Vec<i64> = rejected.iter().map(|wanted| wanted.job.0).collect();
-    let rows = pools.call(Lane::Leases, OPERATION, &CLAIM_REASONS, &[&namespace.as_str(), &jobs]).await;
-    // What was granted beside these is committed: that the reasons cannot be read must not hide it.
-    let rows = match rows {
-        Ok(rows) => rows,
-        Err(e) => return Err(StoreError { applied: Applied::Maybe, ..e }),
+) -> Result<Vec<ClaimReply>, StoreError> {
+    let gaps = asks.iter().zip(&replies).flat_map(|(ask, answers)| {
+        let gaps = ask.listed().iter().zip(answers).filter(|(_, answer)| answer.is_none());
+        gaps.map(|(wanted, _)| wanted.job.0)
+    });
+    let mut jobs: Vec<i64> = gaps.collect();
+    jobs.sort_unstable();
+    jobs.dedup();
+    let standing = if jobs.is_empty() { HashMap::new() } else { standings(pools, asks[0], &jobs).await? };
+    let explain = |wanted: &DispatchedJob| {
+        let reason = match (held_back.get(&wanted.job.0), standing.get(&wanted.job.0)) {
+            (Some(blocker), _) => ClaimRejection::BlockedBy { job: JobId(*blocker) },
+            (None, Some(standing)) => standing.reason(wanted),
+            (None, None) => ClaimRejection::JobNotFound,
+        };
+        ListedAnswer::Rejected(wanted.job, reason)
     };
-    let mut standing = HashMap::new();
-    for row in &rows {
-        let (job, standing_now) = Standing::read(row).map_err(|e| error::garbled(OPERATION, e))?;
-        standing.insert(job, standing_now);
-    }
-    Ok(rejected
+    Ok(asks
         .iter()
-        .map(|wanted| {
-            let reason = match (held_back.get(&wanted.job.0), standing.get(&wanted.job.0)) {
-                (Some(blocker), _) => ClaimRejection::BlockedBy { job: JobId(*blocker) },
-                (None, Some(standing)) => standing.reason(wanted),
-                (None, None) => ClaimRejection::JobNotFound,
-            };
-            ListedAnswer::Rejected(wanted.job, reason)
+        .zip(replies)
+        .map(|(ask, answers)| {
+            let answers = ask.listed().iter().zip(answers);
+            answers.map(|(wanted, answer)| answer.unwrap_or_else(|| explain(wanted))).collect()
         })
         .collect())
+}
+
+/// Where these jobs stand.
+async fn standings(
+    pools: &Pools,
+    ask: &ClaimAsk,
+    jobs: &[i64],
+) -> Result<HashMap<i64, Standing>, StoreError> {
+    let operation = ask.operation();
+    let namespace = ask.owner.namespace.as_str();
+    let rows = pools.call(Lane::Leases, operation, &CLAIM_REASONS, &[&namespace, &jobs]).await;
+    // What was granted beside these is committed: that the reasons cannot be read must not hide it.
+    let rows = rows.map_err(|e| StoreError { applied: Applied::Maybe, ..e })?;
+    rows.iter().map(|row| Standing::read(row).map_err(|e| error::garbled(operation, e))).collect()
 }
 
 /// Where a listed job stands, as far as it matters for a claim.
