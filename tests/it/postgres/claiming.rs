@@ -19,8 +19,8 @@ use leasehold::{
             CommandId, ContainerSpec, Failure, FailureKind, JobDefinition, JobId, NewJob, RetryPolicy, Route,
         },
         ports::{
-            ClaimRejection, Claimant, DispatchedJob, End, Ended, Grant, LeaseStore, ListedAnswer, ListedClaim,
-            OpenClaim,
+            ClaimRejection, Claimant, DispatchedJob, End, Ended, Grant, LeaseStore, ListedAnswer,
+            ListedClaim, OpenClaim,
         },
     },
 };
@@ -174,7 +174,11 @@ async fn judge(client: &Client, jobs: &[JobId], told: &[Told]) -> Result<(), Str
     Ok(())
 }
 
-async fn listed_race(settings: &DatabaseSettings, database: &TestDatabase, size: usize) -> Result<(), String> {
+async fn listed_race(
+    settings: &DatabaseSettings,
+    database: &TestDatabase,
+    size: usize,
+) -> Result<(), String> {
     let client = database.client().await;
     let jobs = queue(&client).await;
     let stores = stores(settings, None).await;
@@ -392,8 +396,7 @@ async fn one_slot_never_holds_two_containers() {
     }
     let most = most_at_once(&database, 16, 60, Arc::from([Route::container()]), |_| {}).await;
     assert_eq!(most, 1);
-    let left: i64 =
-        client.query_one("select count(*) from leasehold.node_slots", &[]).await.unwrap().get(0);
+    let left: i64 = client.query_one("select count(*) from leasehold.node_slots", &[]).await.unwrap().get(0);
     assert_eq!(left, 0);
 }
 
@@ -493,10 +496,14 @@ async fn an_urgent_job_is_found_although_claims_remember_where_they_were() {
         let mut urgent = crate::support::jobs::handler_job("work");
         urgent.priority = 50;
         let job = other.submit(&urgent).await.unwrap().job;
-        crate::support::eventually::eventually(Duration::from_secs(1), "the urgent job is claimed", async || {
-            let grants = store.claim(&open(&owner, 1)).await.unwrap().grants;
-            grants.iter().any(|grant| grant.authority.job == job).then_some(())
-        })
+        crate::support::eventually::eventually(
+            Duration::from_secs(1),
+            "the urgent job is claimed",
+            async || {
+                let grants = store.claim(&open(&owner, 1)).await.unwrap().grants;
+                grants.iter().any(|grant| grant.authority.job == job).then_some(())
+            },
+        )
         .await;
     }
 }

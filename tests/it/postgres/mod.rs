@@ -2,9 +2,9 @@
 
 mod authority;
 mod cancelling;
+mod claiming;
 mod conformance;
 mod harness;
-mod claiming;
 mod listen;
 mod migrations;
 mod nodes;
