@@ -34,9 +34,6 @@ pub(super) fn add_to(command: Command) -> Command {
         ("dev", &[Scope::Worker, Scope::Node, Scope::Fleet]),
         ("config", &[Scope::Worker, Scope::Node, Scope::Fleet]),
     ] {
-        if command.find_subcommand(name).is_none() {
-            continue;
-        }
         command = command.mut_subcommand(name, |sub| sub.args(rows(scopes).map(arg)));
     }
     command

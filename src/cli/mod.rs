@@ -4,6 +4,8 @@
 mod bench;
 mod completions;
 mod config;
+mod demo;
+mod dev;
 mod doctor;
 mod error;
 mod flags;
@@ -51,6 +53,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Dev(dev::Args),
     Migrate(migrate::Args),
     Worker(worker::Args),
     Node(node::Args),
@@ -91,6 +94,7 @@ pub fn main() -> ExitCode {
 
 fn dispatch(command: Command, settings: &Effective) -> Result<Exit, CliError> {
     match command {
+        Command::Dev(args) => dev::run(&args, settings),
         Command::Migrate(args) => migrate::run(&args, settings),
         Command::Worker(args) => worker::run(&args, settings),
         Command::Node(args) => node::run(&args, settings),

@@ -1,7 +1,11 @@
 //! `leasehold node`: the agent of a runtime node, and `node list|drain|undrain|forget`.
 
 use clap::Subcommand;
-use leasehold_actors::domain::NodeId;
+use leasehold_actors::domain::{
+    NodeId,
+    quantity::{Bytes, CpuMillis},
+};
+use tokio::runtime::Handle;
 
 use super::{
     CliError, Exit,
@@ -10,19 +14,24 @@ use super::{
 };
 use crate::{
     config::Effective,
+    node_agent::{self, NodeError, NodeExit},
     postgres::{
         PgStore,
         nodes::{NodeForgotten, NodeState},
     },
+    telemetry,
 };
-use leasehold_actors::domain::quantity::{Bytes, CpuMillis};
 
-/// Look after runtime nodes
+/// Register a Docker engine as a runtime node and keep it fresh until SIGTERM; or look after nodes
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: leasehold node drain builder-1")]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Example: leasehold node --docker-endpoint unix:///var/run/docker.sock --max-concurrency 4\n\
+                  Example: leasehold node drain builder-1"
+)]
 pub(super) struct Args {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -58,7 +67,7 @@ enum Command {
 }
 
 pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
-    let command = &args.command;
+    let Some(command) = &args.command else { return agent(settings) };
     let namespace = settings.namespace();
     store::with_store(settings, async |store| {
         match command {
@@ -88,6 +97,40 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
         }
         Ok(Exit::Ok)
     })
+}
+
+/// Serves a node until it is told to stop.
+fn agent(settings: &Effective) -> Result<Exit, CliError> {
+    let node = settings.node()?;
+    let database = settings.database("leasehold node")?;
+    telemetry::init("info")?;
+    for warning in node.warnings() {
+        tracing::warn!("{warning}");
+    }
+    tracing::info!(settings = ?settings, "starting the agent of a runtime node");
+    store::runtime()?.block_on(async {
+        let signals = super::worker::listen()?;
+        let store = PgStore::connect(&database, Handle::current()).await?;
+        let exit = node_agent::run_or_now(node, store, signals.first(), signals.second()).await?;
+        tracing::info!("{exit}");
+        Ok(match exit {
+            NodeExit::Drained => Exit::Ok,
+            NodeExit::StillRunning { .. } => Exit::Failed,
+        })
+    })
+}
+
+impl From<NodeError> for CliError {
+    fn from(error: NodeError) -> Self {
+        let exit = match error {
+            NodeError::Store(e) => return e.into(),
+            NodeError::Name(_) | NodeError::Connect(_) => Exit::Usage,
+            NodeError::Engine { .. } => Exit::Unreachable,
+            NodeError::LiveElsewhere { .. } | NodeError::TakenAway { .. } => Exit::Refused,
+            NodeError::ProbeDied { .. } => Exit::Failed,
+        };
+        Self::new(exit, error.to_string())
+    }
 }
 
 fn unknown(node: &NodeId) -> CliError {
