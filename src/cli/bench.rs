@@ -8,7 +8,7 @@ use super::{
 use crate::{
     bench::{self, BenchError, BenchOptions},
     config::Effective,
-    worker::{BuildError, StopSignals},
+    worker::StopSignals,
 };
 
 /// Measure the lease cycle on this database, beside the same statements driven raw
@@ -39,18 +39,6 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
         output::line(&report.to_string())?;
     }
     Ok(Exit::Ok)
-}
-
-impl From<BuildError> for CliError {
-    fn from(error: BuildError) -> Self {
-        match error {
-            BuildError::Config(e) => e.into(),
-            BuildError::Connect(e) => e.into(),
-            BuildError::Store(e) => e.into(),
-            BuildError::Heartbeat(_) | BuildError::NothingToServe => Self::usage(error.to_string()),
-            BuildError::Threads(_) => Self::new(Exit::Failed, error.to_string()),
-        }
-    }
 }
 
 impl From<BenchError> for CliError {

@@ -11,7 +11,7 @@ use super::{error::CliError, text};
 
 /// True when colour and moving progress are welcome on standard error.
 #[must_use]
-pub fn is_lively() -> bool {
+pub(super) fn is_lively() -> bool {
     io::stderr().is_terminal() && !no_colour()
 }
 

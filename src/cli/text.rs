@@ -36,7 +36,7 @@ pub fn one_line(text: &str) -> Cow<'_, str> {
 
 /// JSON text as it may be sent to a terminal: serde escapes only the characters that JSON itself forbids.
 #[must_use]
-pub fn json(text: String) -> String {
+pub(super) fn json(text: String) -> String {
     if !text.chars().any(is_harmful) {
         return text;
     }
