@@ -1,7 +1,7 @@
 //! The statements behind [`super::read`]: pages by key, a job in one snapshot, output after a given batch.
 
 use leasehold_actors::{
-    domain::{Epoch, JobId, JobState, Namespace},
+    domain::{Epoch, JobId, Namespace},
     error::{Applied, StoreError, StoreErrorKind},
 };
 use tokio_postgres::Row;
@@ -90,13 +90,11 @@ fn job_row(row: &Row) -> Result<JobRow, StoreError> {
         code: columns.get("failure_code")?,
         message: columns.get("failure_message")?,
     };
-    let state: JobState = columns.parse("state")?;
-    // The word that says why a lease was given back is no failure of the job.
-    let failed = failure.kind.is_some() || (state.is_terminal() && failure.code.is_some());
+    let failed = failure.kind.is_some() || failure.code.is_some();
     Ok(JobRow {
         id: JobId(columns.get("job_id")?),
         namespace: columns.parse("namespace")?,
-        state,
+        state: columns.parse("state")?,
         kind: columns.parse("kind")?,
         workflow: columns.get("workflow")?,
         route: columns.get("route")?,

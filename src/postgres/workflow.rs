@@ -130,7 +130,7 @@ pub enum WorkflowChanged {
         generation: i64,
         /// PENDING and QUEUED runs that ended CANCELED, code `superseded`.
         superseded: i64,
-        /// Runs that wait from now on (pause), or wait no more (resume).
+        /// Resume: runs that wait no more. Pause: RECIPE runs in flight that wait from now on.
         moved: i64,
     },
     /// It was so already; nothing was written.

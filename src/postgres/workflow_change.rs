@@ -40,7 +40,7 @@ const EDIT: Sql =
     Sql { name: "workflow_edit", text: include_str!("sql/workflow_edit.sql"), types: DEFINITION };
 const TAKE: Sql = sql!("workflow_take", [TEXT, TEXT]);
 const SET_STATE: Sql = sql!("workflow_set_state", [TEXT, TEXT, TEXT]);
-const SUPERSEDE: Sql = sql!("workflow_supersede", [TEXT, TEXT, INT8, TEXT, BOOL]);
+const SUPERSEDE: Sql = sql!("workflow_supersede", [TEXT, TEXT, INT8, BOOL]);
 const HOLD: Sql = sql!("workflow_hold", [TEXT, TEXT]);
 const LET_GO: Sql = sql!("workflow_let_go", [TEXT, TEXT, INT8]);
 impl PgStore {
@@ -58,8 +58,8 @@ impl PgStore {
         transaction!(self, "workflow_apply", PATIENCE, session => apply(session, document))
     }
 
-    /// Holds the workflow's runs: what is PENDING or QUEUED, and what is submitted from now on, waits until it
-    /// is resumed. RUNNING jobs run on.
+    /// Pauses a workflow: what was scheduled before ends CANCELED, code `superseded`; what is submitted from
+    /// now on waits until the resume. RUNNING jobs run on.
     ///
     /// # Errors
     /// [`WorkflowError`].
@@ -163,9 +163,8 @@ async fn apply(session: &Session, document: &WorkflowDocument) -> Changed<Workfl
     let rows = session.query(&EDIT, &params).await?;
     let generation =
         Columns::only("workflow_apply", &rows).and_then(|c| c.get("generation")).map_err(refused)?;
-    let says = "its workflow was changed before it started";
     let superseded =
-        supersede(session, document.namespace.as_str(), &document.name, generation, says, false).await?;
+        supersede(session, document.namespace.as_str(), &document.name, generation, false).await?;
     Ok(WorkflowChanged::Changed { generation, superseded, moved: 0 })
 }
 
@@ -175,8 +174,9 @@ async fn pause(session: &Session, namespace: &Namespace, name: &str) -> Changed<
         return Ok(WorkflowChanged::Unchanged { generation: flow.generation });
     }
     let generation = set_state(session, namespace, name, "PAUSED").await?;
+    let superseded = supersede(session, namespace.as_str(), name, generation, false).await?;
     let held = count(session, &HOLD, &[&namespace.as_str(), &name], "held").await?;
-    Ok(WorkflowChanged::Changed { generation, superseded: 0, moved: held })
+    Ok(WorkflowChanged::Changed { generation, superseded, moved: held })
 }
 
 async fn resume(session: &Session, namespace: &Namespace, name: &str) -> Changed<WorkflowChanged> {
@@ -196,8 +196,7 @@ async fn terminate(session: &Session, namespace: &Namespace, name: &str) -> Chan
         return Ok(WorkflowChanged::Unchanged { generation: flow.generation });
     }
     let generation = set_state(session, namespace, name, "TERMINATED").await?;
-    let says = "its workflow was terminated";
-    let superseded = supersede(session, namespace.as_str(), name, generation, says, true).await?;
+    let superseded = supersede(session, namespace.as_str(), name, generation, true).await?;
     Ok(WorkflowChanged::Changed { generation, superseded, moved: 0 })
 }
 
@@ -237,10 +236,9 @@ async fn supersede(
     namespace: &str,
     name: &str,
     generation: i64,
-    says: &str,
-    in_flight_too: bool,
+    to_the_last: bool,
 ) -> Changed<i64> {
-    let params: [Param<'_>; 5] = [&namespace, &name, &generation, &says, &in_flight_too];
+    let params: [Param<'_>; 4] = [&namespace, &name, &generation, &to_the_last];
     count(session, &SUPERSEDE, &params, "superseded").await
 }
 

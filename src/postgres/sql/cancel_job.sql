@@ -10,9 +10,9 @@ with from_waiting as (
               failures_system, failures_timeout, losses
 ), ended as (
     insert into leasehold.ended (job_id, namespace, state, kind, route, workflow, rank, generation, dispatch_attempt,
-        attempt, epoch, failures_user, failures_system, failures_timeout, losses, failure_code, failure_message)
+        attempt, epoch, failures_user, failures_system, failures_timeout, losses)
     select job_id, $1, 'CANCELED', kind, route, workflow, rank, generation, dispatch_attempt, attempt, epoch,
-           failures_user, failures_system, failures_timeout, losses, 'canceled', 'canceled on request before it started'
+           failures_user, failures_system, failures_timeout, losses
     from (select * from from_waiting union all select * from from_ready) stood
     returning job_id, workflow
 ), asked as (

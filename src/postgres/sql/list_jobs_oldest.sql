@@ -36,13 +36,17 @@ select s.job_id, s.namespace, s.state, s.kind::text, s.workflow, s.route, s.prio
        s.attempt, s.epoch, s.exit_code, s.due_at, s.blocked_by, s.ended_at, s.lease_expires_at, s.cancel_requested_at,
        s.submitted_at, coalesce(s.worker_id, last.worker_id) as worker_id, coalesce(s.node_id, last.node_id) as node_id,
        coalesce(s.container_id, last.container_id) as container_id, coalesce(s.granted_at, last.granted_at) as granted_at,
-       case when s.ended_at is null then last.failure_kind::text else s.failure_kind end as failure_kind,
+       case when s.ended_at is null then last.failure_kind else s.failure_kind end as failure_kind,
        case when s.ended_at is null then last.failure_code else s.failure_code end as failure_code,
        case when s.ended_at is null then last.failure_message else s.failure_message end as failure_message
 from page
 join leasehold.job_states s using (job_id)
 left join lateral (
-    select h.worker_id, h.node_id, h.container_id, h.granted_at, h.failure_kind, h.failure_code, h.failure_message
-    from leasehold.lease_history h where h.job_id = page.job_id order by h.epoch desc limit 1
+    select h.worker_id, h.node_id, h.container_id, h.granted_at, f.failure_kind, f.failure_code, f.failure_message
+    from leasehold.lease_history h
+    -- Why a lease was given back is no failure of the job.
+    left join lateral (select h.failure_kind::text, h.failure_code, h.failure_message
+                       where h.how in ('failed', 'retrying', 'expired')) f on true
+    where h.job_id = page.job_id order by h.epoch desc limit 1
 ) last on true
 order by job_id

@@ -1,4 +1,5 @@
--- workflow_hold.sql: a pause holds what is scheduled, and keeps the time at which it would have been due.
+-- workflow_hold.sql: a pause holds RECIPE jobs that are in flight, and keeps the time at which they would have been
+-- due; everything else of an older generation has ended CANCELED before.
 with from_ready as (
     delete from leasehold.ready where namespace = $1 and workflow = $2
     returning job_id, namespace, due_at, keep_attempt, kind, route, task, workflow, overlap_limit, rank, generation,

@@ -106,44 +106,47 @@ async fn an_edit_ends_what_was_scheduled_before_and_leaves_what_runs() {
 }
 
 #[tokio::test]
-async fn a_pause_holds_and_a_resume_lets_go_under_the_present_generation() {
+async fn a_pause_ends_what_was_scheduled_and_holds_what_is_submitted_until_the_resume() {
     let db = TestDatabase::create().await;
     let (store, client) = (db.store().await, db.client().await);
     apply(&store, V1).await;
-    let hour = chrono::Utc::now() + chrono::Duration::hours(1);
-    let at = |job: NewJob| NewJob { run_at: Some(hour), ..job };
-    let queued = run(&store, "nightly").await;
-    let pending = store.submit(&at(NewJob::of_workflow("nightly"))).await.unwrap().job;
+    let before = run(&store, "nightly").await;
     let paused = store.workflow_pause(&namespace(), "nightly").await.unwrap();
-    assert_eq!(paused, WorkflowChanged::Changed { generation: 2, superseded: 0, moved: 2 });
+    assert_eq!(paused, WorkflowChanged::Changed { generation: 2, superseded: 1, moved: 0 });
     let again = store.workflow_pause(&namespace(), "nightly").await.unwrap();
     assert_eq!(again, WorkflowChanged::Unchanged { generation: 2 });
-    let submitted = run(&store, "nightly").await;
-    for job in [queued, pending, submitted] {
+    assert_eq!(row(&store, before).await.failure.unwrap().code.as_deref(), Some("superseded"));
+
+    let hour = chrono::Utc::now() + chrono::Duration::hours(1);
+    let later = NewJob { run_at: Some(hour), ..NewJob::of_workflow("nightly") };
+    let (due, later) = (run(&store, "nightly").await, store.submit(&later).await.unwrap().job);
+    for job in [due, later] {
         let row = row(&store, job).await;
-        assert_eq!((row.state, row.due_at), (JobState::Pending, None), "held");
+        assert_eq!((row.state, row.due_at, row.generation), (JobState::Pending, None, 2), "held");
         let why = store.why(&namespace(), job).await.unwrap().unwrap();
         assert!(why.contains("paused"), "{why}");
     }
-    let resumed = store.workflow_resume(&namespace(), "nightly").await.unwrap();
-    assert_eq!(resumed, WorkflowChanged::Changed { generation: 2, superseded: 0, moved: 3 });
-    for job in [queued, pending, submitted] {
-        let row = row(&store, job).await;
-        assert_eq!((row.state, row.generation), (JobState::Pending, 2));
-        assert_eq!(row.due_at.unwrap() > chrono::Utc::now() + chrono::Duration::minutes(30), job == pending);
-    }
-    let jobs: i64 = client
-        .query_one("select count(*) from leasehold.jobs where generation = 2", &[])
-        .await
-        .unwrap()
-        .get(0);
-    assert_eq!(jobs, 3);
-
-    // An edit during a pause makes what is held stale too.
-    store.workflow_pause(&namespace(), "nightly").await.unwrap();
-    assert_eq!(apply(&store, V2).await, WorkflowChanged::Changed { generation: 4, superseded: 3, moved: 0 });
+    // An edit does not resume, and leaves what is held to the resume, which stamps it.
+    assert_eq!(apply(&store, V2).await, WorkflowChanged::Changed { generation: 3, superseded: 0, moved: 0 });
     let shown = store.workflow_show(&namespace(), "nightly").await.unwrap().unwrap();
-    assert_eq!(shown.row.state, WorkflowState::Paused, "an edit does not resume");
+    assert_eq!((shown.row.state, shown.jobs.pending), (WorkflowState::Paused, 2));
+    let resumed = store.workflow_resume(&namespace(), "nightly").await.unwrap();
+    assert_eq!(resumed, WorkflowChanged::Changed { generation: 3, superseded: 0, moved: 2 });
+    let (now_due, now_later) = (row(&store, due).await, row(&store, later).await);
+    assert_eq!((now_due.state, now_due.generation, now_due.dispatch_attempt), (JobState::Queued, 3, 1));
+    assert_eq!(
+        (now_later.state, now_later.generation, now_later.dispatch_attempt),
+        (JobState::Pending, 3, 0)
+    );
+    assert!((now_later.due_at.unwrap() - hour).num_milliseconds().abs() < 5, "its own time");
+    let stamped = "select count(*) from leasehold.jobs where generation = 3";
+    assert_eq!(client.query_one(stamped, &[]).await.unwrap().get::<_, i64>(0), 2);
+
+    // A terminate ends what is held, too.
+    store.workflow_pause(&namespace(), "nightly").await.unwrap();
+    let held = run(&store, "nightly").await;
+    store.workflow_terminate(&namespace(), "nightly").await.unwrap();
+    assert_eq!(row(&store, held).await.state, JobState::Canceled);
     rows::conserved(&client).await;
 }
 
