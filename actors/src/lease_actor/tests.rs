@@ -251,6 +251,26 @@ fn work_that_cannot_be_renewed_is_dead_before_its_lease_expires() {
     }
 }
 
+/// The deadline is counted from before the request was sent, however late its answer comes: what takes effect
+/// at once and is answered after 1.5 s gives no second more.
+#[test]
+fn a_late_answer_does_not_move_the_deadline_past_its_request() {
+    paused(async {
+        let rig = Rig::new(work(|_, _| std::future::pending()));
+        rig.net.script(Operation::Renew, [Fate::Fine, Fate::Late(Duration::from_millis(1500))]);
+        rig.net.script(Operation::Renew, std::iter::repeat_n(Fate::RequestLost, 2000));
+        let job = rig.submit();
+        rig.until_running(job).await;
+        eventually(s(60), "the work has ended", || rig.run_of(job).ended.is_some()).await;
+        let run = rig.run_of(job);
+        let lived = run.ended.expect("it ended") - run.began;
+        let from_the_request = s(10) + crate::fixtures::LEASE - s(3);
+        assert!(lived <= from_the_request, "{lived:?}");
+        assert!(lived > from_the_request - Duration::from_millis(100), "killed at the deadline: {lived:?}");
+        rig.until_quiet().await;
+    });
+}
+
 /// RN-05: an answer that names no time ahead is no renewal.
 #[test]
 fn an_answer_without_time_left_does_not_count_as_renewed() {
