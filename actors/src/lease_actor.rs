@@ -36,7 +36,7 @@ use crate::{
         lease::{Effect, Event, Phase, StopReason},
     },
     error::StoreError,
-    fence::{STUCK_AFTER, Watch},
+    fence::Watch,
     leases::LeaseEnv,
     permits::ActivePermit,
     ports::{Grant, Renewal},
@@ -325,11 +325,7 @@ impl LeaseActor {
         }
         if let (Phase::Stopping(_), false, Some(watch)) = (self.phase, lost, &self.watch) {
             let kill_at = watch.entry().killed_when();
-            if !kill_at.has_passed() {
-                due[3] = Some(kill_at.instant());
-            } else if self.renewing {
-                due[3] = Some(kill_at.later(STUCK_AFTER).instant());
-            }
+            due[3] = (!kill_at.has_passed()).then(|| kill_at.instant());
         }
         if let (Phase::Reporting(_), Some(pending)) = (self.phase, &self.report) {
             due[4] = Some(pending.calls.next().min(pending.give_up));
@@ -356,11 +352,6 @@ impl LeaseActor {
             && self.phase.renews()
         {
             self.step(Event::StopGraceOver, ctx);
-            if watch_is_stuck(self.watch.as_ref()) {
-                // The job must not be held for ever by work that cannot be ended: its lease runs out, and
-                // recovery decides. The permit stays stuck until the work ends.
-                self.renewing = false;
-            }
         }
         if self.phase.renews() && self.renewing && self.renewals.next() <= now {
             self.renew(ctx);
@@ -374,10 +365,6 @@ impl LeaseActor {
         }
         self.arm(ctx);
     }
-}
-
-fn watch_is_stuck(watch: Option<&Watch>) -> bool {
-    watch.is_some_and(|watch| watch.entry().is_stuck())
 }
 
 impl Actor for LeaseActor {
