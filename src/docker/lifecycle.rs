@@ -142,6 +142,11 @@ impl DockerEngine {
     /// Waits for the end. The exit code is read by inspection, on a new connection: an engine that is going
     /// down does not answer it any more, and its containers' exits are not taken for their own.
     pub(super) async fn wait_for_end(&self, id: &ContainerId) -> Result<ContainerStatus, EngineError> {
+        let status = self.until_over(id).await?;
+        self.with_memory_evidence(status).await
+    }
+
+    async fn until_over(&self, id: &ContainerId) -> Result<ContainerStatus, EngineError> {
         const OPERATION: &str = "wait";
         let mut waiting = None;
         let mut answered = false;
@@ -156,7 +161,7 @@ impl DockerEngine {
                 continue;
             }
             if !matches!(status.state, ContainerState::Running { .. }) {
-                return self.with_memory_evidence(status).await;
+                return Ok(status);
             }
             if std::mem::take(&mut answered) {
                 // Ended, and yet it runs: somebody started it again. Not in a tight loop.
@@ -257,7 +262,7 @@ impl DockerEngine {
         if !grace.is_zero() {
             self.signal(OPERATION, id, signal.as_deref().unwrap_or("SIGTERM")).await?;
             let rest = deadline.saturating_duration_since(Instant::now());
-            match timeout(rest, self.wait_for_end(id)).await {
+            match timeout(rest, self.until_over(id)).await {
                 Ok(Ok(_)) => return Ok(()),
                 Ok(Err(error)) if error.kind == EngineErrorKind::NoSuchContainer => return Ok(()),
                 // Whatever the wait's trouble is, the program had its chance.
@@ -272,7 +277,7 @@ impl DockerEngine {
         const OPERATION: &str = "kill";
         self.signal(OPERATION, id, "SIGKILL").await?;
         let limit = self.limits().act;
-        match timeout(limit, self.wait_for_end(id)).await {
+        match timeout(limit, self.until_over(id)).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) if error.kind == EngineErrorKind::NoSuchContainer => Ok(()),
             Ok(Err(error)) => Err(error),

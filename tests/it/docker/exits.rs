@@ -223,9 +223,10 @@ async fn the_last_line_is_there_although_the_engines_default_keeps_no_output() {
     engine.engine.remove(&id).await.unwrap();
 }
 
-/// DK-37 (every code; each in one of the three forms)
+/// DK-37 (the small codes, those round the signals' and the last ones, and every sixteenth between; each in one
+/// of the three forms. All 256 would take two cores a minute.)
 #[tokio::test]
-async fn every_exit_code_is_reported_as_it_is_in_every_form_of_a_command() {
+async fn exit_codes_are_reported_as_they_are_in_every_form_of_a_command() {
     const ENTRYPOINT: &str = "leasehold-test/entrypoint:1";
     on_engine(2, async |engine| {
         engine
@@ -249,9 +250,11 @@ async fn every_exit_code_is_reported_as_it_is_in_every_form_of_a_command() {
             };
             (code, engine.run(&plan).await.code())
         };
+        let sample: Vec<i32> =
+            (0..=255).filter(|code| matches!(code, 0..16 | 122..=160 | 248..) || code % 16 == 0).collect();
         let reported: Vec<(i32, i32)> =
-            stream::iter(0..=255).map(run).buffer_unordered(AT_ONCE).collect().await;
-        assert_eq!(reported.len(), 256);
+            stream::iter(sample.clone()).map(run).buffer_unordered(AT_ONCE).collect().await;
+        assert_eq!(reported.len(), sample.len());
         let wrong: Vec<_> = reported.into_iter().filter(|(asked, told)| asked != told).collect();
         assert!(wrong.is_empty(), "{wrong:?}");
         // The image's own command.
