@@ -14,9 +14,16 @@ use crate::{
 /// The demo's jobs take a few seconds; nothing that goes well takes this long.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Submits the demo's jobs, shows their progress and then each with its lease history. True when every one ended
-/// as it was meant to.
-pub(super) async fn run(dev: &Dev) -> Result<bool, CliError> {
+/// What came of the demo.
+pub(super) struct Shown {
+    /// Every job ended as it was meant to.
+    pub(super) as_intended: bool,
+    /// The image of the container jobs.
+    pub(super) image: Option<String>,
+}
+
+/// Submits the demo's jobs, shows their progress and then each with its lease history.
+pub(super) async fn run(dev: &Dev) -> Result<Shown, CliError> {
     let image = match &dev.engine {
         Some(engine) => match demo::image(&engine.endpoint, None).await {
             Ok(image) => Some(image),
@@ -27,7 +34,7 @@ pub(super) async fn run(dev: &Dev) -> Result<bool, CliError> {
         },
         None => None,
     };
-    let Some(probe) = dev.probe_address() else { return Ok(false) };
+    let Some(probe) = dev.probe_address() else { return Ok(Shown { as_intended: false, image }) };
     let mut jobs = demo::jobs(probe, image.as_deref());
     for demo in &mut jobs {
         demo.id = Some(dev.store.submit(&demo.job).await?.job);
@@ -44,7 +51,7 @@ pub(super) async fn run(dev: &Dev) -> Result<bool, CliError> {
     if image.is_none() {
         output::note("the demo's container jobs need a Docker engine; see above");
     }
-    Ok(as_intended)
+    Ok(Shown { as_intended, image })
 }
 
 fn conclude(demo: &DemoJob, detail: &JobDetail) -> Result<bool, CliError> {

@@ -69,18 +69,21 @@ async fn show(dev: &mut Dev, with_demo: bool) -> Result<Exit, CliError> {
         jobs::print_leases(&dev.left_running)?;
     }
     output::note(&format!("  ready; {} has DATABASE_URL", dev.folder.join("env").display()));
+    let mut image = "busybox".to_owned();
     if with_demo {
-        let as_intended = demo::run(dev).await?;
+        let shown = demo::run(dev).await?;
+        let as_intended = shown.as_intended;
+        image = shown.image.unwrap_or(image);
         if std::env::var_os("DEMO_EXIT").is_some_and(|value| value == "1") {
             return Ok(if as_intended { Exit::Ok } else { Exit::Failed });
         }
     }
-    hints(dev);
+    hints(dev, &image);
     let ended = dev.part_ended().await;
     Err(CliError::new(Exit::Failed, ended.to_string()))
 }
 
-fn hints(dev: &Dev) {
+fn hints(dev: &Dev, image: &str) {
     let is_default =
         std::path::Path::new(folder::DEFAULT_FOLDER).canonicalize().is_ok_and(|path| path == dev.folder);
     let first = if is_default {
@@ -89,14 +92,16 @@ fn hints(dev: &Dev) {
         format!("in another terminal, after `export $(cat {})`:", dev.folder.join("env").display())
     };
     output::note(&first);
+    // As this very program was called, which is hardly ever on somebody's PATH yet.
+    let program = std::env::args().next().unwrap_or_else(|| "leasehold".to_owned());
     for (command, does) in [
-        ("leasehold jobs", "lists jobs"),
-        ("leasehold job show 1", "shows one with its leases"),
-        ("leasehold job logs 1", "prints its output"),
-        ("leasehold run --image busybox -- echo hi", "runs one and follows it"),
-        ("leasehold doctor", "looks whether all is well"),
+        ("jobs".to_owned(), "lists jobs"),
+        ("job show 1".to_owned(), "shows one with its leases"),
+        ("job logs 3".to_owned(), "prints its output"),
+        (format!("run --image {image} -- echo hi"), "runs one and follows it"),
+        ("doctor".to_owned(), "looks whether all is well"),
     ] {
-        output::note(&format!("  {command:<42} {does}"));
+        output::note(&format!("  {program} {command:<40} {does}"));
     }
     output::note("Ctrl-C stops everything");
 }

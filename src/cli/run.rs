@@ -78,7 +78,7 @@ fn conclude(job: &JobDetail) -> Exit {
             Exit::Ok
         }
         (JobState::Failed, Some(code)) => {
-            output::note(&format!("job {} FAILED{words}; exit code {code} is the program's own", row.id));
+            output::note(&format!("job {} FAILED{words}; passing on its exit code {code}", row.id));
             Exit::Program(code)
         }
         (state, _) => {

@@ -131,34 +131,71 @@ impl Places {
         self.run.join("docker.pid")
     }
 
-    /// Mounts that a killed engine left behind, then the files.
+    /// What a killed engine left behind: containers with their shims, mounts, files.
     fn clear(&self) {
+        for shim in self.shims() {
+            // The shim would only report the end of its container to an engine that is gone.
+            for pid in children_of(shim).chain([shim]) {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let ours = mounts.lines().rev().filter_map(|line| line.split(' ').nth(1)).map(Path::new);
-        for mount in ours.filter(|mount| mount.starts_with(&self.run)) {
+        for mount in ours.filter(|mount| mount.starts_with(&self.run) || mount.starts_with(&self.data)) {
             let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
         }
         let _ = std::fs::remove_dir_all(&self.run);
     }
 
-    /// The engine of a killed `dev` was told to end by the kernel: wait for it, then insist.
+    /// Shims of our own containerd: its socket is among their arguments.
+    fn shims(&self) -> Vec<Pid> {
+        let run = self.run.to_string_lossy().into_owned();
+        processes()
+            .filter(|pid| {
+                let command = command_of(*pid);
+                command.contains("containerd-shim") && command.contains(&run)
+            })
+            .collect()
+    }
+
+    /// The engine of a killed `dev` was told to end by the kernel: wait for it, then insist. It is not told twice:
+    /// from the third time on it would drop everything where it stands.
     async fn clear_predecessor(&self) {
         let until = Instant::now() + STOP_LIMIT;
         while let Some(pid) = self.running() {
-            let signal = if Instant::now() < until { Signal::TERM } else { Signal::KILL };
-            let _ = kill_process(pid, signal);
-            sleep(Duration::from_millis(200)).await;
+            if Instant::now() > until {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            sleep(Duration::from_millis(100)).await;
         }
         self.clear();
     }
 
     fn running(&self) -> Option<Pid> {
-        let pid: i32 = std::fs::read_to_string(self.pid_file()).ok()?.trim().parse().ok()?;
-        let command = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let command = String::from_utf8_lossy(&command);
-        (command.contains("dockerd") && command.contains(&*self.run.to_string_lossy()))
-            .then(|| Pid::from_raw(pid))?
+        let pid =
+            std::fs::read_to_string(self.pid_file()).ok()?.trim().parse().ok().and_then(Pid::from_raw)?;
+        let command = command_of(pid);
+        (command.contains("dockerd") && command.contains(&*self.run.to_string_lossy())).then_some(pid)
     }
+}
+
+fn processes() -> impl Iterator<Item = Pid> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))
+}
+
+/// A process's arguments in one text; empty for one that is gone.
+fn command_of(pid: Pid) -> String {
+    let arguments = std::fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).unwrap_or_default();
+    String::from_utf8_lossy(&arguments).into_owned()
+}
+
+fn children_of(parent: Pid) -> impl Iterator<Item = Pid> {
+    let line = format!("PPid:\t{}", parent.as_raw_nonzero());
+    processes().filter(move |pid| {
+        std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()))
+            .is_ok_and(|status| status.lines().any(|found| found == line))
+    })
 }
 
 async fn start(dockerd: &Path, folder: &Path) -> Result<LocalEngine, String> {
