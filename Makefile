@@ -13,9 +13,9 @@ help: ## This list
 
 .PHONY: demo
 demo: ## Install what is missing, build, and run jobs on a private PostgreSQL and Docker (DEMO_EXIT=1 ends by itself)
-	@tools/needs.sh demo
+	@.ci/needs.sh demo
 	@cargo build --quiet --locked
-	@exec tools/demo.sh target/debug/leasehold
+	@exec .ci/demo.sh target/debug/leasehold
 
 .PHONY: test
 test: fmt lint boundary it doc ## Everything that CI runs
@@ -38,7 +38,7 @@ unit: ## Tests that need no service
 
 .PHONY: it
 it: ## All tests, with a private PostgreSQL and two private Docker engines
-	@tools/needs.sh test
+	@.ci/needs.sh test
 	cargo build --locked --workspace --bins --examples
 	tests/services.sh run -- cargo nextest run --locked --workspace
 
@@ -49,7 +49,7 @@ doc: ## Documentation and its examples
 
 .PHONY: bench
 bench: ## The benchmark of docs/benchmarks.md, on a private PostgreSQL
-	@tools/needs.sh test
+	@.ci/needs.sh test
 	cargo build --locked --release
 	tests/services.sh run -- bash -c 'target/release/leasehold bench --database-url "$$LEASEHOLD_TEST_DATABASE_URL"'
 

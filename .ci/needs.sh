@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes sure that what `make demo` or `make test` needs is installed. See `tools/needs.sh help`.
+# Makes sure that what `make demo` or `make test` needs is installed. See `.ci/needs.sh help`.
 set -euo pipefail
 
 help() {
     cat <<TEXT
-usage: tools/needs.sh demo|test
+usage: .ci/needs.sh demo|test
 
 Installs what is missing: as root or with sudo by apt-get, otherwise it prints the exact command and stops.
   demo   PostgreSQL's server programs, a Docker Engine, a static busybox, a C compiler
@@ -13,7 +13,7 @@ Nothing is started here; the demo and the tests start and stop their own service
 TEXT
 }
 
-fail() { printf 'tools/needs.sh: %s\n' "$*" >&2; exit 1; }
+fail() { printf '.ci/needs.sh: %s\n' "$*" >&2; exit 1; }
 
 has() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null 2>&1; }
 
