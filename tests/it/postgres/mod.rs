@@ -10,5 +10,7 @@ mod migrations;
 mod nodes;
 mod reading;
 mod refusing;
+mod renewal;
+mod replay;
 mod submitting;
 mod workflows;

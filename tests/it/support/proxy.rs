@@ -1,5 +1,5 @@
-//! A TCP proxy that does to connections what networks do: stall, cut, refuse, and lose the answer to a request
-//! that arrived.
+//! A proxy before PostgreSQL that does to connections what networks do: stall, cut, refuse, and lose the answer
+//! to a statement that arrived.
 
 use std::{
     sync::{
@@ -35,7 +35,7 @@ struct Shared {
     cuts: watch::Sender<u64>,
     refusing: AtomicBool,
     delay_us: AtomicU64,
-    /// The next bytes from the server, on a connection that exists when this is armed, are dropped with it.
+    /// The answer to the next statement that is executed is dropped, and its connection with it.
     swallow: AtomicBool,
     swallowed: AtomicU64,
 }
@@ -88,8 +88,8 @@ impl Proxy {
         self.shared.delay_us.store(u64::try_from(delay.as_micros()).unwrap(), Ordering::SeqCst);
     }
 
-    /// Lets the next request reach the server, and its answer nobody: the connection breaks instead. Meant for
-    /// connections that are open already.
+    /// Lets the next statement (with parameters) reach the server, and its answer nobody: the connection breaks
+    /// instead. Preparing a statement is none.
     pub fn swallow_next_answer(&self) {
         self.shared.swallow.store(true, Ordering::SeqCst);
     }
@@ -120,31 +120,51 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
             let (from_client, to_client) = client.into_split();
             let (from_server, to_server) = server.into_split();
             let mut cuts = shared.cuts.subscribe();
+            let doomed = AtomicBool::new(false);
             tokio::select! {
-                () = pump(from_client, to_server, &shared, false) => {}
-                () = pump(from_server, to_client, &shared, true) => {}
+                () = pump(from_client, to_server, &shared, |bytes| {
+                    if executes(bytes) && shared.swallow.swap(false, Ordering::SeqCst) {
+                        doomed.store(true, Ordering::SeqCst);
+                    }
+                    true
+                }) => {}
+                () = pump(from_server, to_client, &shared, |_| {
+                    let lost = doomed.load(Ordering::SeqCst);
+                    shared.swallowed.fetch_add(u64::from(lost), Ordering::SeqCst);
+                    !lost
+                }) => {}
                 _ = cuts.changed() => {}
             }
         });
     }
 }
 
-async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared, answers: bool) {
+/// True when one of the client's messages is Execute.
+fn executes(mut messages: &[u8]) -> bool {
+    while let [kind, a, b, c, d, ..] = messages {
+        if *kind == b'E' {
+            return true;
+        }
+        let length = u32::from_be_bytes([*a, *b, *c, *d]) as usize;
+        messages = messages.get(1 + length..).unwrap_or_default();
+    }
+    false
+}
+
+/// Passes bytes on until `pass` says no.
+async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared, pass: impl Fn(&[u8]) -> bool) {
     let mut stalled = shared.stalled.subscribe();
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let Ok(count @ 1..) = from.read(&mut buffer).await else { return };
-        if answers && shared.swallow.swap(false, Ordering::SeqCst) {
-            shared.swallowed.fetch_add(1, Ordering::SeqCst);
+        if !pass(&buffer[..count]) {
             return;
         }
         let delay = shared.delay_us.load(Ordering::SeqCst);
         if delay > 0 {
             super::eventually::pass(Duration::from_micros(delay)).await;
         }
-        if stalled.wait_for(|stalled| !stalled).await.is_err()
-            || to.write_all(&buffer[..count]).await.is_err()
-        {
+        if stalled.wait_for(|stalled| !stalled).await.is_err() || to.write_all(&buffer[..count]).await.is_err() {
             return;
         }
     }
