@@ -41,7 +41,8 @@ fn is_held(renewal: &Renewal) -> bool {
 /// Waits until some session of ours waits for a lock.
 async fn somebody_waits(client: &Client) {
     eventually(Duration::from_secs(5), "a session waits for the row", async || {
-        let waiting = "select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
+        let waiting =
+            "select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
         (!client.query(waiting, &[]).await.unwrap().is_empty()).then_some(())
     })
     .await;

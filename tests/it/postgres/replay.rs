@@ -8,13 +8,11 @@ use futures_util::future::join_all;
 use leasehold::{
     postgres::PgStore,
     protocol::{
-        domain::{
-            CommandId, ContainerId, Failure, FailureKind, JobState, LeaseToken, NodeId, RetryPolicy,
-        },
+        domain::{CommandId, ContainerId, Failure, FailureKind, JobState, LeaseToken, NodeId, RetryPolicy},
         error::{Applied, StoreErrorKind},
         ports::{
-            Attach, ClaimRejection, DispatchedJob, End, Ended, Grant, LeaseStore, ListedAnswer, ListedClaim, LogAppend,
-            LogBatch, LogStream, OpenClaim, Reconciliation, Renewal,
+            Attach, ClaimRejection, DispatchedJob, End, Ended, Grant, LeaseStore, ListedAnswer, ListedClaim,
+            LogAppend, LogBatch, LogStream, OpenClaim, Reconciliation, Renewal,
         },
     },
 };
@@ -73,7 +71,10 @@ async fn two_of_the_same_listed_claim_at_once_are_one_claim() {
             owner: owner.clone(),
             command: CommandId::generate(),
             repeat: false,
-            jobs: jobs.iter().map(|job| DispatchedJob { job: *job, generation: 1, dispatch_attempt: 1 }).collect(),
+            jobs: jobs
+                .iter()
+                .map(|job| DispatchedJob { job: *job, generation: 1, dispatch_attempt: 1 })
+                .collect(),
             lease: LEASE,
         };
         let again = ListedClaim { repeat: round % 2 == 0, ..request.clone() };
@@ -194,7 +195,10 @@ async fn a_listed_claim_whose_answer_is_lost_is_claimed_by_its_repeat() {
         owner: claimant("w1"),
         command: CommandId::generate(),
         repeat: false,
-        jobs: jobs.iter().map(|job| DispatchedJob { job: *job, generation: 1, dispatch_attempt: 1 }).collect(),
+        jobs: jobs
+            .iter()
+            .map(|job| DispatchedJob { job: *job, generation: 1, dispatch_attempt: 1 })
+            .collect(),
         lease: LEASE,
     };
     proxy.swallow_next_answer();
@@ -374,7 +378,10 @@ async fn claims_are_forgotten_after_a_day() {
     assert_eq!(client.execute(prune, &[&10i64]).await.unwrap(), 10);
     assert_eq!(client.execute(prune, &[&1000i64]).await.unwrap(), 13);
     let row = client
-        .query_one("select count(*), min(created_at) > now() - interval '26 hours' from leasehold.commands", &[])
+        .query_one(
+            "select count(*), min(created_at) > now() - interval '26 hours' from leasehold.commands",
+            &[],
+        )
         .await
         .unwrap();
     assert_eq!((row.get::<_, i64>(0), row.get::<_, bool>(1)), (25, true));

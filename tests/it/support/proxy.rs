@@ -152,7 +152,12 @@ fn executes(mut messages: &[u8]) -> bool {
 }
 
 /// Passes bytes on until `pass` says no.
-async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared, pass: impl Fn(&[u8]) -> bool) {
+async fn pump(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    shared: &Shared,
+    pass: impl Fn(&[u8]) -> bool,
+) {
     let mut stalled = shared.stalled.subscribe();
     let mut buffer = vec![0; 64 * 1024];
     loop {
@@ -164,7 +169,9 @@ async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, shared: &Shared, 
         if delay > 0 {
             super::eventually::pass(Duration::from_micros(delay)).await;
         }
-        if stalled.wait_for(|stalled| !stalled).await.is_err() || to.write_all(&buffer[..count]).await.is_err() {
+        if stalled.wait_for(|stalled| !stalled).await.is_err()
+            || to.write_all(&buffer[..count]).await.is_err()
+        {
             return;
         }
     }
