@@ -2,13 +2,21 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use leasehold::{
+    config::DatabaseSettings,
     postgres::{PgStore, cancel::CancelAnswer, retry::RetryAnswer},
-    protocol::domain::{ContainerSpec, FailureKind, JobDefinition, JobId, JobState, Namespace, NewJob},
+    protocol::{
+        domain::{CommandId, ContainerSpec, FailureKind, JobDefinition, JobId, JobState, Namespace, NewJob},
+        ports::{
+            ClaimRejection, Claimant, DispatchedJob, End, Ended, LeaseStore as _, ListedAnswer, ListedClaim,
+            Renewal,
+        },
+    },
     submission::document::WorkflowDocument,
 };
 
-use crate::support::{database::TestDatabase, rows};
+use crate::support::{database::TestDatabase, jobs::claimant, rows};
 
 fn namespace() -> Namespace {
     Namespace::default()
@@ -80,49 +88,118 @@ async fn a_containers_own_stop_grace_goes_before_the_callers() {
     assert_eq!((deadline - requested_at).num_milliseconds(), 32_000);
 }
 
-/// CL-07: claims and cancels of the same jobs at the same moment. Each job is CANCELED without ever being
-/// held, or it is held and its holder is told.
+/// What a worker does with one job: claim, renew, work for a moment, report. None when it was not granted.
+async fn work_on(store: &PgStore, owner: &Claimant, job: JobId, turns: usize) -> Option<Ended> {
+    for _ in 0..turns {
+        tokio::task::yield_now().await;
+    }
+    let claim = ListedClaim {
+        owner: owner.clone(),
+        command: CommandId::generate(),
+        repeat: false,
+        jobs: vec![DispatchedJob { job, generation: 1, dispatch_attempt: 1 }],
+        lease: Duration::from_secs(60),
+    };
+    let authority = match store.claim_listed(&claim).await.unwrap().remove(0) {
+        ListedAnswer::Granted(grant) => grant.authority,
+        ListedAnswer::Rejected(_, reason) => {
+            assert!(
+                matches!(reason, ClaimRejection::AlreadyEnded { .. } | ClaimRejection::Contended),
+                "{job}: {reason}"
+            );
+            return None;
+        }
+    };
+    let Renewal::Held { cancel_requested, .. } = store.renew(&authority).await.unwrap() else {
+        panic!("{job}: the lease was lost")
+    };
+    let end = if cancel_requested { End::Cancel } else { End::Complete { exit_code: None, output: None } };
+    Some(store.end(&authority, CommandId::generate(), &end).await.unwrap())
+}
+
+/// CL-07: claims with all that follows them, and cancels of the same jobs, at the same moment.
 #[tokio::test]
 async fn a_cancel_that_meets_a_claim_either_comes_first_or_reaches_the_holder() {
     let db = TestDatabase::create().await;
-    let (store, client) = (db.store().await, db.client().await);
+    let settings = DatabaseSettings { store_timeout: Duration::from_secs(20), ..db.settings() };
+    let store = PgStore::connect(&settings, tokio::runtime::Handle::current()).await.unwrap();
+    let client = db.client().await;
     let jobs = store.submit_bulk((0..400).map(|n: i32| NewJob::handler("x", &n)).collect()).await.unwrap();
-    let claiming = {
-        let (client, jobs) = (db.client().await, jobs.clone());
-        tokio::spawn(async move {
-            for job in jobs {
-                let claim = "with r as (delete from leasehold.ready where ctid = any (array(select ctid from leasehold.ready
-                         where job_id = $1 for update skip locked)) returning *)
-                     insert into leasehold.leases (job_id, lease_expires_at, epoch, claim_epoch, granted_at, token, process_id,
-                         lease_ms, namespace, worker_id, kind, route, task, workflow, overlap_limit, rank, generation,
-                         dispatch_attempt, attempt, failures_user, failures_system, failures_timeout, losses)
-                     select job_id, clock_timestamp() + interval '30 s', 1, 1, clock_timestamp(), gen_random_uuid(),
-                         gen_random_uuid(), 30000, namespace, 'w1', kind, route, task, workflow, overlap_limit, rank,
-                         generation, dispatch_attempt, 1, 0, 0, 0, 0 from r";
-                client.execute(claim, &[&job.0]).await.unwrap();
-            }
-        })
-    };
-    let mut answers = Vec::new();
-    for chunk in jobs.chunks(8) {
-        let canceled = futures_util::future::join_all(chunk.iter().map(|job| cancel(&store, *job))).await;
-        answers.extend(chunk.iter().copied().zip(canceled));
-    }
-    claiming.await.unwrap();
-    let mut told = 0;
-    for (job, answer) in answers {
-        let row = store.show_job(&namespace(), job).await.unwrap().unwrap().row;
-        match answer {
-            CancelAnswer::Canceled => assert_eq!((row.state, row.attempt), (JobState::Canceled, 0)),
-            CancelAnswer::Requested { .. } => {
-                told += 1;
-                assert!(row.state == JobState::Running && row.cancel_requested_at.is_some(), "{row:?}");
-            }
-            other => panic!("{job}: {other:?}"),
+    let owner = claimant("w1");
+    let races = join_all(jobs.iter().enumerate().map(|(n, job)| {
+        let (store, owner) = (store.clone(), &owner);
+        async move {
+            let canceling = async {
+                for _ in 0..(n * 7) % 60 {
+                    tokio::task::yield_now().await;
+                }
+                cancel(&store, *job).await
+            };
+            (*job, tokio::join!(work_on(&store, owner, *job, (n * 11) % 30), canceling))
         }
+    }))
+    .await;
+    let mut outcomes = std::collections::BTreeMap::<String, u32>::new();
+    for (job, (ended, answer)) in races {
+        let row = store.show_job(&namespace(), job).await.unwrap().unwrap();
+        let state = row.row.state;
+        match (ended, answer) {
+            // Nobody ever worked on it.
+            (None, CancelAnswer::Canceled) => assert_eq!((state, row.leases.len()), (JobState::Canceled, 0)),
+            // The holder heard of it in time, or had finished; what it reported stands.
+            (Some(Ended::Terminal(told)), CancelAnswer::Requested { .. }) => assert_eq!(state, told),
+            (Some(Ended::Terminal(told)), CancelAnswer::AlreadyEnded { state: seen }) => {
+                assert_eq!((state, seen), (told, JobState::Completed));
+            }
+            other => panic!("{job} is {state}: {other:?}"),
+        }
+        assert_eq!(row.row.attempt, row.leases.len() as i32, "no retry");
+        let how = row.leases.first().map_or("never held".to_owned(), |lease| lease.how.clone());
+        *outcomes.entry(format!("{how}, {answer:?}").chars().take(30).collect()).or_default() += 1;
     }
-    println!("{told} of 400 reached a holder");
+    println!("{outcomes:?}");
+    assert!(outcomes.len() > 1, "one side always won, so nothing was raced: {outcomes:?}");
     rows::conserved(&client).await;
+}
+
+/// CL-15: after a cancel was acknowledged nothing starts, whatever the job was waiting for.
+#[tokio::test]
+async fn a_canceled_job_is_never_started() {
+    let db = TestDatabase::create().await;
+    let store = db.store().await;
+    let owner = claimant("w1");
+    let listed = async |job| {
+        let claim = ListedClaim {
+            owner: owner.clone(),
+            command: CommandId::generate(),
+            repeat: false,
+            jobs: vec![DispatchedJob { job, generation: 1, dispatch_attempt: 1 }],
+            lease: Duration::from_secs(60),
+        };
+        store.claim_listed(&claim).await.unwrap().remove(0)
+    };
+    let queued = submit(&store).await;
+    assert_eq!(cancel(&store, queued).await, CancelAnswer::Canceled);
+    let canceled = ClaimRejection::AlreadyEnded { state: JobState::Canceled };
+    assert!(
+        matches!(listed(queued).await, ListedAnswer::Rejected(job, reason) if job == queued && reason == canceled)
+    );
+
+    let hour = chrono::Utc::now() + chrono::Duration::hours(1);
+    let pending = store.submit(&NewJob { run_at: Some(hour), ..NewJob::handler("x", &1) }).await.unwrap().job;
+    assert_eq!(cancel(&store, pending).await, CancelAnswer::Canceled);
+    store.dispatch(&namespace(), 100).await.unwrap();
+    assert!(matches!(listed(pending).await, ListedAnswer::Rejected(_, reason) if reason == canceled));
+
+    // Between the claim and the renewal that must come before any work.
+    let claimed = submit(&store).await;
+    let ListedAnswer::Granted(grant) = listed(claimed).await else { panic!("it was free") };
+    assert!(matches!(cancel(&store, claimed).await, CancelAnswer::Requested { .. }));
+    let renewal = store.renew(&grant.authority).await.unwrap();
+    assert!(matches!(renewal, Renewal::Held { cancel_requested: true, .. }), "{renewal:?}");
+    let given_back = End::Release { delay: Duration::ZERO, reason: "startup" };
+    let ended = store.end(&grant.authority, CommandId::generate(), &given_back).await.unwrap();
+    assert_eq!(ended, Ended::Terminal(JobState::Canceled), "it never returns to PENDING");
 }
 
 #[tokio::test]

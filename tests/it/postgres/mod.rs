@@ -13,4 +13,5 @@ mod refusing;
 mod renewal;
 mod replay;
 mod submitting;
+mod through_a_pooler;
 mod workflows;

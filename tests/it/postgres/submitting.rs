@@ -1,6 +1,6 @@
 //! Submission: in the caller's transaction, once per key, in bulk, and refused before anything is written.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use chrono::Utc;
 use futures_util::future::join_all;
@@ -12,11 +12,17 @@ use leasehold::{
         read::JobFilter,
         submit::{SubmitError, Submitted},
     },
-    protocol::domain::{JobDefinition, JobId, JobState, Namespace, NewJob},
+    protocol::{
+        domain::{JobDefinition, JobId, JobState, Namespace, NewJob, Route},
+        ports::{LeaseStore as _, OpenClaim},
+    },
     submission::{document::WorkflowDocument, json},
 };
 
-use crate::support::database::TestDatabase;
+use crate::support::{
+    database::TestDatabase,
+    jobs::{claimant, open},
+};
 
 fn handler(payload: &str) -> NewJob {
     let mut job = NewJob::ad_hoc(JobDefinition::Handler { name: "echo".to_owned() });
@@ -226,7 +232,7 @@ async fn a_bulk_is_all_or_nothing_and_keeps_keys_times_and_workflows() {
 
 /// AP-17, LN-05, PG-11: one limit for the whole path, and a refusal leaves the only connection healthy.
 #[tokio::test]
-async fn a_payload_that_is_accepted_can_be_listed_and_shown_and_a_larger_one_is_refused() {
+async fn a_payload_that_is_accepted_can_be_claimed_listed_and_shown_and_a_larger_one_is_refused() {
     let db = TestDatabase::create().await;
     let settings = DatabaseSettings { pool_size: 1, store_timeout: Duration::from_secs(20), ..db.settings() };
     let store = PgStore::connect(&settings, tokio::runtime::Handle::current()).await.unwrap();
@@ -240,6 +246,13 @@ async fn a_payload_that_is_accepted_can_be_listed_and_shown_and_a_larger_one_is_
             assert_eq!(shown.payload.get(), sized(size));
         }
     }
+    let owner = claimant("w1");
+    let claim = OpenClaim { routes: Arc::from([Route::handler("echo")]), ..open(&owner, 8) };
+    let grants = store.claim(&claim).await.unwrap().grants;
+    let mut lengths: Vec<usize> = grants.iter().map(|grant| grant.payload.len()).collect();
+    lengths.sort_unstable();
+    let accepted = [7_900, 8_100, json::MAX_BYTES - 1, json::MAX_BYTES];
+    assert_eq!(lengths, accepted.into_iter().flat_map(|n| [n, n]).collect::<Vec<_>>(), "each can be claimed");
     let before = footprint(&db.client().await).await;
     for size in [json::MAX_BYTES + 1, 2 << 20, 100 << 20] {
         let single = store.submit(&handler(&sized(size))).await.unwrap_err();
