@@ -222,11 +222,16 @@ impl Shared {
         }
         if let Some(next) = next {
             let mut table = lock(&self.table);
-            // It may have ended, or been told to stop, in the instant in which it stood nowhere.
+            // It may have ended, been told to stop or lost its actor, in the instant in which it stood nowhere.
             let state = lock(&entry.state);
             if !state.is_over() {
-                let next =
-                    if state.killed_at.is_none() { next.min(state.killed_when().boot()) } else { next };
+                let mut next = next;
+                if state.killed_at.is_none() {
+                    next = next.min(state.killed_when().boot());
+                }
+                if state.orphaned {
+                    next = next.min(now.after(KILL_RETRY));
+                }
                 entry.position.store(next.as_nanos(), Ordering::Relaxed);
                 table.by_due.insert((next, entry.id), Arc::clone(entry));
             }

@@ -68,6 +68,10 @@ pub struct LeaseActor {
     watch: Option<Watch>,
     renewals: Calls,
     renewing: bool,
+    /// The work was ended by force; that it has ended is an event, not a time.
+    forced: bool,
+    /// A hint came while a renewal was on its way.
+    renew_again: bool,
     times_out: Option<Instant>,
     /// Set by a drain: how long stopping may take.
     kill_in: Option<Duration>,
@@ -92,6 +96,8 @@ impl LeaseActor {
             watch: None,
             renewals: Calls::due_now(),
             renewing: true,
+            forced: false,
+            renew_again: false,
             times_out: None,
             kill_in: None,
             outcome: None,
@@ -169,6 +175,9 @@ impl LeaseActor {
                 let grace = if reason == StopReason::LeaseLost { None } else { self.kill_in };
                 if let Some(watch) = &self.watch {
                     watch.stop(reason, grace);
+                    if watch.entry().killed_when().has_passed() {
+                        self.kill();
+                    }
                 }
             }
             Effect::KillLost => {
@@ -178,15 +187,13 @@ impl LeaseActor {
                         tracing::warn!(job = %self.job(), epoch = %self.epoch(), "lease lost, ending the work");
                     }
                     watch.stop(StopReason::LeaseLost, None);
-                    watch.kill();
+                    self.kill();
                 }
             }
             Effect::Kill => {
                 tracing::warn!(job = %self.job(), epoch = %self.epoch(),
                     "the work did not stop in its time, ending it");
-                if let Some(watch) = &self.watch {
-                    watch.kill();
-                }
+                self.kill();
             }
             Effect::Report(report) => self.begin_report(report, ctx),
             Effect::StopRenewing => self.renewing = false,
@@ -197,6 +204,13 @@ impl LeaseActor {
                 self.close(ctx);
             }
             Effect::Reconcile => self.close(ctx),
+        }
+    }
+
+    fn kill(&mut self) {
+        self.forced = true;
+        if let Some(watch) = &self.watch {
+            watch.kill();
         }
     }
 
@@ -249,7 +263,11 @@ impl LeaseActor {
                 // A lease that the store extends no further (a cancel or run deadline) is asked for again
                 // in time all the same.
                 let next = timings.renew_interval.min(remaining.saturating_sub(timings.safety_margin) / 2);
-                self.renewals.due = (asked.instant() + next).max(Instant::now() + FIRST_RETRY);
+                self.renewals.due = if std::mem::take(&mut self.renew_again) {
+                    Instant::now()
+                } else {
+                    (asked.instant() + next).max(Instant::now() + FIRST_RETRY)
+                };
                 let late = self.phase == Phase::Confirming && self.asked_when().has_passed();
                 self.feed(
                     match (late, cancel_requested) {
@@ -312,8 +330,7 @@ impl LeaseActor {
                 due[0] = Some(self.asked_when().instant());
             }
             Phase::Confirming | Phase::Running | Phase::Stopping(_) => {
-                // After the deadline the work has been ended by force; its end is an event, not a time.
-                due[0] = (!self.deadline.has_passed()).then(|| self.deadline.instant());
+                due[0] = (!self.forced).then(|| self.deadline.instant());
             }
             Phase::Reporting(_) => due[0] = Some(self.deadline.instant()),
         }
@@ -325,7 +342,7 @@ impl LeaseActor {
         }
         if let (Phase::Stopping(_), false, Some(watch)) = (self.phase, lost, &self.watch) {
             let kill_at = watch.entry().killed_when();
-            due[3] = (!kill_at.has_passed()).then(|| kill_at.instant());
+            due[3] = (!self.forced).then(|| kill_at.instant());
         }
         if let (Phase::Reporting(_), Some(pending)) = (self.phase, &self.report) {
             due[4] = Some(pending.calls.next().min(pending.give_up));
@@ -347,9 +364,9 @@ impl LeaseActor {
             self.step(Event::TimedOut, ctx);
         }
         if let (Phase::Stopping(_), Some(watch)) = (self.phase, &self.watch)
-            && watch.entry().killed_when().has_passed()
-            && !watch.entry().is_over()
+            && !self.forced
             && self.phase.renews()
+            && watch.entry().killed_when().has_passed()
         {
             self.step(Event::StopGraceOver, ctx);
         }
@@ -400,8 +417,13 @@ impl Handler<RenewNow> for LeaseActor {
         if std::thread::panicking() || !self.phase.renews() || !self.renewing {
             return;
         }
-        self.renew(ctx);
-        self.arm(ctx);
+        if self.renewals.pending {
+            // Its answer may be older than the hint. And calls that chase each other would never be answered.
+            self.renew_again = true;
+        } else {
+            self.renew(ctx);
+            self.arm(ctx);
+        }
     }
 }
 

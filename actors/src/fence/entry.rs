@@ -57,6 +57,8 @@ pub(super) struct State {
     /// The tasks that run the work, wherever.
     pub(super) aborts: Vec<AbortHandle>,
     pub(super) container: Option<Arc<dyn Kill>>,
+    /// Nobody looks after the container any more.
+    pub(super) orphaned: bool,
     pub(super) killing: bool,
     /// When it was first ended by force.
     pub(super) killed_at: Option<BootInstant>,
@@ -107,6 +109,7 @@ impl Entry {
             stop_grace: terms.stop_grace,
             aborts: Vec::new(),
             container: None,
+            orphaned: false,
             killing: false,
             killed_at: None,
             stuck: false,
@@ -238,15 +241,14 @@ impl Entry {
             self.changed.notify_waiters();
         }
         let kill_at = state.killed_when().boot();
-        let mut next = kill_at;
-        if now < kill_at {
-            if state.stop != Some(StopReason::LeaseLost) {
-                next = next.min(ask_at);
-            }
+        let lost = state.stop == Some(StopReason::LeaseLost);
+        let next = if lost { kill_at } else { kill_at.min(ask_at) };
+        let by_force = now >= kill_at;
+        if !by_force && !state.orphaned {
             return (todo, Some(next));
         }
         // What has not begun has nothing to be killed; its owner sees the lost lease and starts nothing.
-        if state.killed_at.is_none() {
+        if by_force && state.killed_at.is_none() {
             state.killed_at = Some(now);
             todo.aborts = std::mem::take(&mut state.aborts);
             todo.by_force = state.begun;
@@ -266,7 +268,8 @@ impl Entry {
             state.stuck = true;
             todo.stuck = true;
         }
-        (todo, Some(now.after(KILL_RETRY)))
+        let again = now.after(KILL_RETRY);
+        (todo, Some(if by_force { again } else { next.min(again) }))
     }
 
     pub(super) fn hurry(self: &Arc<Self>, due: BootInstant) {

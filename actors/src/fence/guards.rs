@@ -13,7 +13,7 @@ use super::{
     lock,
 };
 use crate::{
-    clock::{Anchor, Deadline},
+    clock::{Anchor, BootInstant, Deadline},
     work::StopReason,
 };
 
@@ -134,10 +134,10 @@ impl Drop for ContainerGuard {
             state.container = None;
             self.entry.after_change(state);
         } else {
-            let now = Anchor::now().after(Duration::ZERO);
-            state.kill_at = Some(state.kill_at.map_or(now, |old| old.min(now)));
+            // Only the container: the task that waits for it hears of its actor's death by itself.
+            state.orphaned = true;
             drop(state);
-            self.entry.hurry(now.boot());
+            self.entry.hurry(BootInstant::now());
         }
     }
 }

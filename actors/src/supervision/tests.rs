@@ -4,7 +4,6 @@ use super::*;
 use crate::{
     domain::{JobState, Namespace},
     fixtures::{Rig, RigSettings, Work, done, eventually, noop, paused, planned_panic, submit, takes, work},
-    lease_actor::RenewNow,
     testing::{Fate, MemoryStore, Odds, Operation},
     work::WorkOutcome,
 };
@@ -248,15 +247,30 @@ fn a_hint_to_a_job_that_is_not_here_is_nothing() {
         let rig = Rig::new(takes(s(3)));
         rig.worker.cancel_is_requested(JobId(404));
         let job = rig.submit();
+        rig.until_state(job, JobState::Completed).await;
+        rig.until_quiet().await;
+    });
+}
+
+/// A flood of hints over a slow network: renewals still come back, and the lease is kept.
+#[test]
+fn a_flood_of_hints_costs_no_lease() {
+    paused(async {
+        let odds = Odds { latency: Duration::from_millis(1500), ..Odds::default() };
+        let rig = Rig::with(RigSettings { odds, ..RigSettings::default() }, takes(s(60)));
+        let job = rig.submit();
         rig.until_running(job).await;
-        // A flood of hints does not hold up anything.
-        for _ in 0..100 {
+        for _ in 0..600 {
             rig.worker.resync();
-            if let Some(lease) = rig.worker.inner.env.alive.of(job) {
-                let _ = lease.try_send(RenewNow);
-            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
         rig.until_state(job, JobState::Completed).await;
+        assert_eq!((rig.runs().len(), rig.worker.health().tally.leases_lost), (1, 0));
+        assert!(
+            rig.net.calls(Operation::Renew) < 200,
+            "one after the other: {}",
+            rig.net.calls(Operation::Renew)
+        );
         rig.until_quiet().await;
     });
 }
