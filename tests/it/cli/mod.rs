@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod cluster;
+mod dev;
 mod engine;
 mod jobs;
 mod leasehold;
