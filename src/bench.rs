@@ -141,7 +141,7 @@ async fn measure(bench: &fixture::Bench<'_>, options: &BenchOptions) -> Result<B
         bench.say(&format!("round {round} of {}: pick-up", options.rounds));
         let share = options.latency_jobs.div_ceil(options.rounds);
         report.bare(latency::bare(bench, share).await?);
-        report.pick_up(latency::pick_up(bench, share).await?);
+        report.pick_up(Box::pin(latency::pick_up(bench, share)).await?);
     }
     report.finish()
 }

@@ -11,6 +11,7 @@
 //! renewal; the fence (in `leasehold-actors`) has yet another, so that not even that thread can.
 
 mod hints;
+mod life;
 mod nodes;
 mod registry;
 
@@ -18,19 +19,16 @@ use std::{
     future::Future,
     io,
     sync::{Arc, OnceLock},
-    time::Duration,
 };
 
 use leasehold_actors::{
-    domain::{Epoch, JobId, ProcessId, RetryPolicy, Route},
+    domain::{Epoch, JobId, ProcessId, Route},
     ports::Claimant,
-    settings::{ActorSettings, ClaimSettings, DispatchSettings, LeaseTimings},
-    supervision::{Drained, Fatal, Supervision, WorkerHealth, WorkerParts},
+    supervision::{Drained, Fatal, Supervision, WorkerHealth},
 };
 use tokio::{
     runtime::{Handle, Runtime},
     sync::{oneshot, watch},
-    task::AbortHandle,
 };
 use uuid::Uuid;
 
@@ -38,14 +36,8 @@ pub use self::hints::HintHealth;
 use crate::{
     config::{DatabaseSettings, WorkerSettings},
     postgres::PgStore,
-    workload::{Workloads, handler::Handlers, heartbeat::HeartbeatProbe},
+    workload::{handler::Handlers, heartbeat::HeartbeatProbe},
 };
-
-/// How long HEARTBEAT and HANDLER work that is told to stop may take. (A container names its own.)
-const STOP_GRACE: Duration = Duration::from_secs(5);
-
-/// Most jobs that one dispatch statement queues.
-const DISPATCH_BATCH: u32 = 500;
 
 /// The two runtimes of a worker. Dropped, they end without waiting: a runtime must not be waited for inside
 /// another, and a blocked handler would never come back.
@@ -204,131 +196,34 @@ impl Wiring {
         S: Future<Output = ()> + Send,
         N: Future<Output = ()> + Send,
     {
-        let Self { parts, owner, supervision, hints: seen } = self;
-        let Parts { runtimes, store, fleet, database, settings, routes, handlers, heartbeat } = parts;
-        announce(&settings, &owner, &routes);
-
-        let (stuck_tell, stuck) = watch::channel(None);
-        let exit_on_stuck = settings.exit_on_stuck;
-        let actors = WorkerParts {
-            store: Arc::new(store.clone()),
-            runner: Arc::new(Workloads::new(handlers, heartbeat, runtimes.work())),
-            start_node: nodes::starter(fleet, &settings, runtimes.io()),
-            on_stuck: Box::new(move |job, epoch| {
-                if exit_on_stuck {
-                    stuck_tell.send_replace(Some(RunError::Stuck { job, epoch }));
-                }
-            }),
-            settings: actor_settings(&settings, owner.clone(), Arc::clone(&routes)),
-        };
-        // Dropped with this future, the sender tells the thread to stop at once.
+        announce(&self.parts.settings, &self.owner, &self.parts.routes);
         let (order, orders) = watch::channel(Order::Run);
-        let (started_tell, started) = oneshot::channel();
         let (ended_tell, mut ended) = oneshot::channel();
-        let grace = settings.shutdown_grace;
-        let slot = Arc::clone(&supervision);
         std::thread::Builder::new()
             .name("leasehold-actors".to_owned())
             .spawn(move || {
-                let result = actix_rt::System::new().block_on(async move {
-                    let supervision = match Supervision::start(actors) {
-                        Ok(supervision) => slot.get_or_init(|| supervision),
-                        Err(error) => return Err(RunError::Thread(error.to_string())),
-                    };
-                    // Nobody waits any more: the orders below say so too.
-                    let _ = started_tell.send(());
-                    supervise(supervision, orders, stuck, grace).await
-                });
+                // Everything that the worker owns is moved onto its thread, and is dropped there: whoever gives
+                // up waiting does not take the database away from those who still have to give jobs back.
+                let result = life::live(self, orders);
+                // Nobody may be waiting any more.
                 let _ = ended_tell.send(result);
             })
             .map_err(|error| RunError::Thread(error.to_string()))?;
 
-        let mut beside = Vec::new();
-        let (mut shutdown, mut now, mut started) =
-            (std::pin::pin!(shutdown), std::pin::pin!(now), std::pin::pin!(started));
-        let (mut told, mut is_started) = (Order::Run, false);
-        let result = loop {
+        let (mut shutdown, mut now) = (std::pin::pin!(shutdown), std::pin::pin!(now));
+        let mut told = Order::Run;
+        loop {
             tokio::select! {
                 biased;
                 result = &mut ended => {
-                    let panicked = |_| RunError::Thread("it panicked, see the log".to_owned());
-                    break result.map_err(panicked)?;
+                    return result.map_err(|_| RunError::Thread("it panicked, see the log".to_owned()))?;
                 }
                 () = &mut now, if told < Order::StopNow => told = Order::StopNow,
                 () = &mut shutdown, if told < Order::Drain => told = Order::Drain,
-                ready = &mut started, if !is_started => {
-                    is_started = true;
-                    if let (Ok(()), Some(supervision)) = (ready, supervision.get()) {
-                        // Neither is needed for what is right.
-                        let row = registry::Row {
-                            store: store.clone(),
-                            supervision: supervision.clone(),
-                            owner: owner.clone(),
-                            concurrency: settings.concurrency,
-                            routes: Arc::clone(&routes),
-                            hints: seen.clone(),
-                        };
-                        let io = runtimes.io();
-                        let hints =
-                            hints::pass_on(database.clone(), io.clone(), supervision.clone(), seen.clone());
-                        beside.push(Beside(io.spawn(hints).abort_handle()));
-                        beside.push(Beside(io.spawn(row.keep()).abort_handle()));
-                    }
-                }
             }
+            // Dropped with this future, the sender is itself the order to stop at once.
             order.send_replace(told);
-        };
-        drop(beside);
-        if let Some(supervision) = supervision.get() {
-            registry::farewell(&store, supervision, &owner, &routes).await;
         }
-        result
-    }
-}
-
-/// On the actors' thread: waits for an order or a reason to end, and carries it out.
-async fn supervise(
-    supervision: &Supervision,
-    mut orders: watch::Receiver<Order>,
-    mut stuck: watch::Receiver<Option<RunError>>,
-    grace: Duration,
-) -> Result<WorkerExit, RunError> {
-    let mut stop_now = orders.clone();
-    // A sender that is gone is the most urgent order: nobody waits for this worker any more.
-    let stop_now = async move { drop(stop_now.wait_for(|order| *order == Order::StopNow).await) };
-    let stuck = async move {
-        match stuck.wait_for(Option::is_some).await.map(|found| found.clone()) {
-            Ok(Some(error)) => error,
-            _ => std::future::pending().await,
-        }
-    };
-    let (mut stop_now, mut stuck) = (std::pin::pin!(stop_now), std::pin::pin!(stuck));
-    let mut failed = None;
-    tokio::select! {
-        biased;
-        fatal = supervision.fatal() => failed = Some(RunError::Fatal(fatal)),
-        error = &mut stuck => failed = Some(error),
-        () = &mut stop_now => {}
-        _ = orders.wait_for(|order| *order >= Order::Drain) => {
-            tokio::select! {
-                biased;
-                () = &mut stop_now => {}
-                error = &mut stuck => failed = Some(error),
-                drained = supervision.drain(grace) => return Ok(WorkerExit::Drained(drained)),
-            }
-        }
-    }
-    let left = supervision.stop_now().await;
-    failed.map_or(Ok(WorkerExit::StoppedNow(left)), Err)
-}
-
-/// A task on the I/O runtime that ends with the worker.
-#[derive(Debug)]
-struct Beside(AbortHandle);
-
-impl Drop for Beside {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 
@@ -349,33 +244,3 @@ fn announce(settings: &WorkerSettings, owner: &Claimant, routes: &[Route]) {
         "worker starts"
     );
 }
-
-fn actor_settings(settings: &WorkerSettings, owner: Claimant, routes: Arc<[Route]>) -> ActorSettings {
-    ActorSettings {
-        claim: ClaimSettings {
-            owner,
-            routes,
-            concurrency: settings.concurrency,
-            batch: settings.claim_batch,
-            poll_interval: settings.poll_interval,
-        },
-        timings: LeaseTimings {
-            lease: settings.lease,
-            renew_interval: settings.renew_interval,
-            safety_margin: settings.safety_margin,
-            store_timeout: settings.store_timeout,
-            stop_grace: STOP_GRACE,
-        },
-        retry_defaults: RetryPolicy {
-            max_user: Some(1),
-            max_system: Some(settings.system_retry_limit),
-            max_timeout: Some(1),
-            backoff_ms: Some(i64::try_from(settings.system_retry_backoff.as_millis()).unwrap_or(i64::MAX)),
-            backoff_cap_ms: Some(BACKOFF_CAP_MS),
-        },
-        dispatch: Some(DispatchSettings { batch: DISPATCH_BATCH, poll_interval: settings.poll_interval }),
-    }
-}
-
-/// The longest back-off when a job's policy names none: an hour.
-const BACKOFF_CAP_MS: i64 = 3_600_000;

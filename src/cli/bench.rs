@@ -30,8 +30,9 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
     let database = settings.database("leasehold bench")?;
     let report = store::runtime()?.block_on(async {
         let signals = StopSignals::listen()?;
-        let figures = bench::run(&database, &args.options, &|step| note(step), signals.first()).await;
-        figures.map_err(CliError::from)
+        let progress = |step: &str| note(step);
+        let figures = Box::pin(bench::run(&database, &args.options, &progress, signals.first()));
+        figures.await.map_err(CliError::from)
     })?;
     if args.json {
         output::json(&report)?;

@@ -1,6 +1,9 @@
 //! Scenarios: what users met elsewhere, played against the real thing. Ids in the tests' comments name the
 //! field reports that they come from.
 
+mod handlers;
 mod heartbeat;
 mod heartbeat_tls;
 mod http_target;
+mod in_process;
+mod worker_process;
