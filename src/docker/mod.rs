@@ -1,7 +1,8 @@
 //! The engine adapter on bollard: [`ContainerEngine`] for one Docker engine.
 //!
-//! - `connect`: endpoint, TLS, API version · `spec`: plan → create body, pure · `error`: what refusals mean
-//! - `lifecycle`: create, start, wait, stop, remove; each may be repeated · `images`: pulling, importing
+//! - `connect`, `tls`: endpoint, API version, TLS files · `spec`: plan → create body, pure · `error`: what refusals mean
+//! - `lifecycle`: create, start, stop, remove; each may be repeated · `status`: inspect, wait, list
+//! - `images`: pulling, importing · `tiny_image`: an image of one busybox
 //! - `logs`: output byte for byte, from the first one on
 //!
 //! No call retries by itself, and none waits longer than its limit, whatever the engine does (one that is
@@ -13,7 +14,9 @@ mod images;
 mod lifecycle;
 mod logs;
 mod spec;
+mod status;
 mod tiny_image;
+mod tls;
 
 use std::{future::Future, sync::Arc, time::Duration};
 

@@ -1,6 +1,12 @@
 //! The agent of a runtime node, with a real engine and a real database.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use leasehold::{
     config::NodeSettings,
@@ -16,6 +22,7 @@ use tokio::{sync::oneshot, task::JoinHandle};
 use crate::support::{
     database::TestDatabase,
     engine::PrivateEngine,
+    engine_proxy::{Action, EngineProxy},
     eventually::{eventually, never},
     services,
 };
@@ -115,6 +122,32 @@ async fn a_node_whose_engine_is_away_is_unhealthy_and_ready_again_by_itself() {
     .await;
     assert_eq!(other.state, NodeState::Ready);
     assert_ne!(other.engine_id, after.engine_id);
+    assert!(!agent.task.is_finished());
+    agent.task.abort();
+}
+
+/// DK-31
+#[tokio::test]
+async fn an_engine_that_no_longer_speaks_our_version_makes_its_node_unhealthy_and_says_so() {
+    let database = TestDatabase::create().await;
+    let store = database.store().await;
+    let refusing = Arc::new(AtomicBool::new(false));
+    let now = Arc::clone(&refusing);
+    let proxy = EngineProxy::start(&services::docker_endpoint(1), move |_| {
+        let words = "client version 1.41 is too old. Minimum supported API version is 1.44";
+        match now.load(Ordering::SeqCst) {
+            true => Action::Answer(400, format!(r#"{{"message":"{words}"}}"#)),
+            false => Action::Forward,
+        }
+    })
+    .await;
+    let agent = Running::start(settings(proxy.endpoint.clone()), store.clone());
+    reaches(&store, NodeState::Ready).await;
+    refusing.store(true, Ordering::SeqCst);
+    let ill = reaches(&store, NodeState::Unhealthy).await;
+    assert!(ill.reason.is_some_and(|reason| reason.contains("1.44")));
+    refusing.store(false, Ordering::SeqCst);
+    reaches(&store, NodeState::Ready).await;
     assert!(!agent.task.is_finished());
     agent.task.abort();
 }
