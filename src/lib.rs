@@ -2,7 +2,7 @@
 //!
 //! The protocol itself (domain, ports, actors) is the crate `leasehold-actors`, re-exported as [`protocol`].
 //! This crate brings the adapters and the faces: [`postgres`], [`docker`], [`workload`], [`cli`], and the
-//! embedding API [`Worker`](worker::Worker) and [`Client`](client::Client).
+//! embedding API [`Worker`] and [`Client`].
 
 pub mod bench;
 pub mod cli;

@@ -2,7 +2,7 @@
 //!
 //! | here | what |
 //! |---|---|
-//! | [`connect`], [`tls`], `pool`, `session`, `sql_file`, `error` | how statements reach the server, and what their errors mean |
+//! | [`connect`], `tls`, `pool`, `session`, `sql_file`, `error` | how statements reach the server, and what their errors mean |
 //! | [`migrate`] | the schema |
 //! | [`listen`] | NOTIFY as hints, polling where that does not work |
 //! | `lease_store` | the port: `impl LeaseStore for PgStore` |
