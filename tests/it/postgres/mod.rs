@@ -8,6 +8,7 @@ mod harness;
 mod listen;
 mod migrations;
 mod nodes;
+mod plans;
 mod reading;
 mod refusing;
 mod renewal;
