@@ -144,7 +144,9 @@ fn whole_table_scans(plan: &Value, found: &mut Vec<String>) {
             let whole = match text("Node Type") {
                 "Seq Scan" => true,
                 // An index read from end to end is no better.
-                "Index Scan" | "Index Only Scan" => !node.contains_key("Index Cond") && text("Index Name") != "fleet_pkey",
+                "Index Scan" | "Index Only Scan" => {
+                    !node.contains_key("Index Cond") && text("Index Name") != "fleet_pkey"
+                }
                 "Bitmap Index Scan" => !node.contains_key("Index Cond"),
                 _ => false,
             };
@@ -220,7 +222,8 @@ async fn a_scan_of_a_whole_table_would_be_noticed() {
     let found = scans(&client, "select 1 from leasehold.leases where worker_id = $1::text", "'w'").await;
     assert_eq!(found.len(), 1, "{found:?}");
     client.batch_execute("set enable_seqscan = off").await.unwrap();
-    let found = scans(&client, "select count(job_id) from leasehold.leases where $1::text = 'w'", "'w'").await;
+    let found =
+        scans(&client, "select count(job_id) from leasehold.leases where $1::text = 'w'", "'w'").await;
     assert_eq!(found.len(), 1, "{found:?}");
 }
 
