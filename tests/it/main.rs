@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
 #![allow(missing_docs, unreachable_pub, reason = "a test binary has no readers but its authors")]
 
+mod boundary;
 mod cli;
 mod docker;
 mod postgres;

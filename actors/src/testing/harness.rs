@@ -52,17 +52,18 @@ impl TestWorkflow {
     }
 }
 
-/// What a person does to a workflow. Each change but `Resume` raises its generation.
+/// What a person does to a workflow. Each change but `Resume` raises its generation, and ends the PENDING and
+/// QUEUED jobs of the older one as CANCELED, code `superseded`, before the method returns. What a pause holds gets
+/// its generation only at the resume: nothing but a terminate ends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkflowChange {
-    /// Changes the definition (to any other of the same kind and route). What waits under the older generation
-    /// ends CANCELED, code `superseded`, before the method returns.
+    /// Changes the definition (to any other of the same kind and route).
     Edit,
-    /// Holds what waits, and what is submitted from now on.
+    /// Holds what is submitted from now on.
     Pause,
     /// Lets go what was held, under the present generation.
     Resume,
-    /// Takes no more runs, for good, and ends what waits as an edit does.
+    /// Takes no more runs, for good.
     Terminate,
 }
 

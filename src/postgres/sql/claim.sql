@@ -36,7 +36,8 @@ with routes as materialized (
                 select from leasehold.node_slots ns
                 where ns.namespace = $1 and ns.node_id = f.node_id and ns.slot = g.slot)
             order by chance
-            limit (select w.most from wanted w)
+            -- Not more than are free in all: a node that came back with fewer slots may have jobs in higher ones.
+            limit least((select w.most from wanted w), f.max_concurrency - f.used)
         ) g
     ) s
     order by s.load, s.chance

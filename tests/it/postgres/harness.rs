@@ -59,6 +59,29 @@ impl PgHarness {
         }
     }
 
+    /// A job that may be refused.
+    pub async fn try_submit(&self, job: &NewJob) -> Option<JobId> {
+        self.store.submit(job).await.ok().map(|submitted| submitted.job)
+    }
+
+    /// Every job of a namespace.
+    pub async fn jobs(&self, namespace: &Namespace) -> HashMap<JobId, JobView> {
+        let rows = self.client.query(VIEW, &[&namespace.as_str(), &None::<i64>]).await.unwrap();
+        let views: HashMap<JobId, JobView> =
+            rows.iter().map(|row| (JobId(row.get("job_id")), job_view(row))).collect();
+        assert_eq!(views.len(), rows.len(), "a job stands in more than one table");
+        views
+    }
+
+    /// Makes a PENDING job due only after this long.
+    pub async fn put_off(&self, job: JobId, by: Duration) {
+        self.write(
+            "update leasehold.waiting set due_at = clock_timestamp() + $2 * interval '1 s' where job_id = $1",
+            &[&job.0, &by.as_secs_f64()],
+        )
+        .await;
+    }
+
     /// Writes by hand, exactly one row.
     async fn write(&self, statement: &str, params: &[&(dyn ToSql + Sync)]) {
         let written = self.client.execute(statement, params).await.unwrap();
@@ -68,10 +91,6 @@ impl PgHarness {
     async fn slots(&self, statement: &str, params: &[&(dyn ToSql + Sync)]) -> Vec<(i32, JobId)> {
         let rows = self.client.query(statement, params).await.unwrap();
         rows.iter().map(|row| (row.get(0), JobId(row.get(1)))).collect()
-    }
-
-    fn apply(&self, workflow: &TestWorkflow) {
-        here(self.store.workflow_apply(&self.document(workflow))).unwrap();
     }
 
     fn document(&self, workflow: &TestWorkflow) -> WorkflowDocument {
@@ -93,11 +112,6 @@ impl PgHarness {
     }
 }
 
-/// Runs a future that the compiler does not believe to be sendable, on this thread.
-fn here<F: Future>(future: F) -> F::Output {
-    tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(future))
-}
-
 #[async_trait]
 impl StoreHarness for PgHarness {
     fn store(&self) -> Arc<dyn LeaseStore> {
@@ -109,7 +123,7 @@ impl StoreHarness for PgHarness {
     }
 
     async fn define_workflow(&self, workflow: &TestWorkflow) {
-        self.apply(workflow);
+        self.store.workflow_apply(&self.document(workflow)).await.unwrap();
         let known = self.workflows.lock().unwrap().insert(workflow.name.clone(), workflow.clone());
         assert!(known.is_none(), "a test defines a workflow once");
     }
@@ -117,10 +131,10 @@ impl StoreHarness for PgHarness {
     async fn change_workflow(&self, namespace: &Namespace, name: &str, change: WorkflowChange) {
         let workflow = self.workflows.lock().unwrap()[name].clone();
         let done = match change {
-            WorkflowChange::Edit => return self.apply(&workflow),
-            WorkflowChange::Pause => here(self.store.workflow_pause(namespace, name)),
-            WorkflowChange::Resume => here(self.store.workflow_resume(namespace, name)),
-            WorkflowChange::Terminate => here(self.store.workflow_terminate(namespace, name)),
+            WorkflowChange::Edit => self.store.workflow_apply(&self.document(&workflow)).await,
+            WorkflowChange::Pause => self.store.workflow_pause(namespace, name).await,
+            WorkflowChange::Resume => self.store.workflow_resume(namespace, name).await,
+            WorkflowChange::Terminate => self.store.workflow_terminate(namespace, name).await,
         };
         done.unwrap();
     }
@@ -219,7 +233,7 @@ impl StoreHarness for PgHarness {
     }
 
     async fn job(&self, namespace: &Namespace, job: JobId) -> Option<JobView> {
-        let rows = self.client.query(VIEW, &[&namespace.as_str(), &job.0]).await.unwrap();
+        let rows = self.client.query(VIEW, &[&namespace.as_str(), &Some(job.0)]).await.unwrap();
         assert!(rows.len() <= 1, "job {job} stands in more than one table");
         rows.first().map(job_view)
     }
@@ -282,7 +296,7 @@ impl StoreHarness for PgHarness {
 
 /// A job's one row, whichever of the four tables it stands in, in the columns of [`JobView`].
 const VIEW: &str = "
-    select s.*, j.payload_revision
+    select j.job_id, s.*, j.payload_revision
     from leasehold.jobs j
     join lateral (
         select 'PENDING' as state, w.generation, w.dispatch_attempt, w.attempt, w.epoch, w.failures_user,
@@ -308,7 +322,7 @@ const VIEW: &str = "
                e.exit_code, e.failure_code, e.output::text
         from leasehold.ended e where e.job_id = j.job_id
     ) s on true
-    where j.namespace = $1 and j.job_id = $2";
+    where j.namespace = $1 and ($2::bigint is null or j.job_id = $2)";
 
 fn job_view(row: &Row) -> JobView {
     let route: &str = row.get("route");

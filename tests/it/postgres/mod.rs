@@ -4,6 +4,7 @@ mod authority;
 mod cancelling;
 mod claiming;
 mod conformance;
+mod differential;
 mod harness;
 mod listen;
 mod migrations;

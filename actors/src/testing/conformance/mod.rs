@@ -63,6 +63,7 @@ macro_rules! conformance_cases {
                 containers_spread_over_the_nodes,
                 a_full_node_takes_no_more,
                 concurrent_claims_do_not_overfill_a_node,
+                a_smaller_node_takes_no_more_than_it_has,
                 a_draining_node_gets_no_new_work,
                 a_silent_node_gets_no_new_work,
                 a_node_of_another_namespace_is_no_node,
@@ -137,9 +138,7 @@ macro_rules! conformance_cases {
                 a_raised_generation_ends_what_waits,
                 a_raised_generation_leaves_what_runs,
                 a_superseded_run_does_not_wait_again,
-                a_pause_holds_runs_until_the_resume,
-                a_pause_makes_older_messages_stale,
-                an_edit_ends_held_runs,
+                a_pause_holds_new_runs_until_the_resume,
                 a_terminate_ends_held_runs,
                 other_runs_do_not_notice,
             ];

@@ -91,6 +91,29 @@ pub async fn concurrent_claims_do_not_overfill_a_node(harness: &dyn StoreHarness
     assert_eq!(harness.node_slots(&bench.namespace, &node.node).await.len(), 3);
 }
 
+/// L9: a node that comes back with fewer slots takes no more than those, whatever numbers its jobs hold.
+pub async fn a_smaller_node_takes_no_more_than_it_has(harness: &dyn StoreHarness) {
+    let bench = Bench::new(harness);
+    let mut node = bench.node("n1", 3).await;
+    for _ in 0..3 {
+        bench.queued_container().await;
+    }
+    let grants = bench.claim_open(3).await;
+    let slots = harness.node_slots(&bench.namespace, &node.node).await;
+    // The highest slot stays taken.
+    for (_, job) in &slots[..2] {
+        let grant = grants.iter().find(|grant| grant.authority.job == *job).expect("it was granted");
+        bench.end(grant, complete()).await;
+    }
+    node.max_concurrency = 2;
+    harness.register_node(&node).await;
+    for _ in 0..3 {
+        bench.queued_container().await;
+    }
+    assert_eq!(bench.claim_open(10).await.len(), 1);
+    assert_eq!(harness.node_slots(&bench.namespace, &node.node).await.len(), 2);
+}
+
 pub async fn a_draining_node_gets_no_new_work(harness: &dyn StoreHarness) {
     let bench = Bench::new(harness);
     let node = bench.node("n1", 2).await;

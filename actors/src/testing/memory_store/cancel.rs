@@ -7,7 +7,7 @@ use super::{
     world::{Place, World, delta},
 };
 use crate::{
-    domain::{Failure, FailureKind, JobId, JobState, Namespace},
+    domain::{JobId, JobState, Namespace},
     testing::harness::CancelAnswer,
 };
 
@@ -33,9 +33,7 @@ impl World {
                 CancelAnswer::Requested
             }
             Place::Waiting(_) | Place::Ready(_) => {
-                let why =
-                    Failure::new(FailureKind::System, "canceled", "canceled on request before it started");
-                row.place = terminal(JobState::Canceled, None, Some(why), None);
+                row.place = terminal(JobState::Canceled, None, None, None);
                 self.wake_blocked(id, None);
                 CancelAnswer::Canceled
             }

@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use chrono::{DateTime, Utc};
+
 use super::{
     refused,
     world::{Command, Lease, Place, World, delta},
@@ -60,10 +62,14 @@ impl World {
         if let Some(recorded) = self.recorded(request.command, &asked)? {
             return Ok(self.replay_listed(request, &recorded));
         }
+        // Where there is not enough for all of them, the most urgent is first, wherever it stands in the list.
+        let mut order: Vec<usize> = (0..request.jobs.len()).collect();
+        order.sort_by_key(|at| self.urgency(request.jobs[*at].job));
         let mut grants = Vec::new();
-        let mut answers = Vec::new();
-        for wanted in &request.jobs {
-            answers.push(match self.claim_one(&request.owner, wanted, request.lease) {
+        let mut answers = vec![None; request.jobs.len()];
+        for at in order {
+            let wanted = &request.jobs[at];
+            answers[at] = Some(match self.claim_one(&request.owner, wanted, request.lease) {
                 Ok(grant) => {
                     grants.push(grant.clone());
                     ListedAnswer::Granted(Box::new(grant))
@@ -72,7 +78,15 @@ impl World {
             });
         }
         self.record(request.command, asked, &grants);
-        Ok(answers)
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// The order of claims, for what is QUEUED.
+    fn urgency(&self, id: JobId) -> Option<(i16, DateTime<Utc>, JobId)> {
+        match self.rows.get(&id).map(|row| (row.rank, &row.place)) {
+            Some((rank, Place::Ready(ready))) => Some((rank, ready.due_at, id)),
+            _ => None,
+        }
     }
 
     /// What the asker believes of the job is compared first, then whether it may run now.
@@ -167,6 +181,10 @@ impl World {
             .filter(|((ns, _), node)| ns == namespace && node.ready && node.fresh)
             .filter_map(|((_, name), node)| {
                 let taken = self.slots_of(namespace, name);
+                // A node that came back with fewer slots may have jobs in higher ones.
+                if taken.len() >= usize::try_from(node.max_concurrency).unwrap_or(0) {
+                    return None;
+                }
                 let slot = (1..=node.max_concurrency).find(|slot| taken.iter().all(|(s, _)| s != slot))?;
                 Some((taken.len(), name.clone(), slot))
             })

@@ -7,7 +7,7 @@ use chrono::TimeDelta;
 
 use super::{
     MemoryStore,
-    world::{Lease, Place},
+    world::{Lease, Place, delta},
 };
 use crate::{
     domain::{Epoch, JobId, Namespace, NewJob, NodeId},
@@ -106,6 +106,19 @@ impl MemoryStore {
         world.history.range(range).map(|(_, past)| past.view.clone()).collect()
     }
 
+    /// Makes a PENDING job due after this long from now.
+    ///
+    /// # Panics
+    /// When the job is not PENDING.
+    pub fn put_off(&self, job: JobId, by: Duration) {
+        let mut world = self.world();
+        let due_at = world.now() + delta(by);
+        match world.rows.get_mut(&job).map(|row| &mut row.place) {
+            Some(Place::Waiting(waiting)) => waiting.due_at = Some(due_at),
+            other => panic!("{job} is no PENDING job: {other:?}"),
+        }
+    }
+
     /// Ends the time of a RUNNING job's lease.
     pub fn expire_lease(&self, job: JobId) {
         let past = self.world().now() - TimeDelta::milliseconds(1);
@@ -170,12 +183,7 @@ impl StoreHarness for MemoryStore {
     }
 
     async fn make_due(&self, job: JobId) {
-        let mut world = self.world();
-        let now = world.now();
-        match world.rows.get_mut(&job).map(|row| &mut row.place) {
-            Some(Place::Waiting(waiting)) => waiting.due_at = Some(now),
-            other => panic!("the test makes {job} due, which is no PENDING job: {other:?}"),
-        }
+        self.put_off(job, Duration::ZERO);
     }
 
     async fn pass_cancel_deadline(&self, job: JobId) {

@@ -70,7 +70,7 @@ impl MemoryStore {
         self.world().now()
     }
 
-    /// How many jobs are RUNNING, expired ones included.
+    /// The jobs that are RUNNING, expired ones included.
     #[must_use]
     pub fn running(&self) -> Vec<JobId> {
         let mut jobs: Vec<JobId> =

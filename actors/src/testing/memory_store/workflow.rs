@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::{
     end::{superseded_failure, terminal},
-    world::{Node, Overlap, Place, Row, Waiting, Workflow, World, millis},
+    world::{Node, Overlap, Place, Ready, Workflow, World, millis},
 };
 use crate::{
-    domain::{JobState, Namespace},
+    domain::{JobId, JobState, Namespace},
     testing::harness::{TestNode, TestWorkflow, WorkflowChange, WorkflowState},
 };
 
@@ -33,10 +33,14 @@ impl World {
         let key = (namespace.clone(), name.to_owned());
         let workflow = self.workflows.get_mut(&key).expect("the test defined the workflow");
         match change {
+            // It is so already.
+            WorkflowChange::Pause if workflow.state != WorkflowState::Active => return,
+            WorkflowChange::Resume if workflow.state != WorkflowState::Paused => return,
             WorkflowChange::Resume => {
                 workflow.state = WorkflowState::Active;
                 let generation = workflow.generation;
-                return self.let_go(namespace, name, generation);
+                self.let_go(namespace, name, generation);
+                return;
             }
             WorkflowChange::Edit => {}
             WorkflowChange::Pause => workflow.state = WorkflowState::Paused,
@@ -44,59 +48,50 @@ impl World {
         }
         workflow.generation += 1;
         let generation = workflow.generation;
-        if change == WorkflowChange::Pause {
-            self.hold(namespace, name);
-        } else {
-            self.supersede(namespace, name, generation);
-        }
+        self.supersede(namespace, name, generation, change == WorkflowChange::Terminate);
     }
 
-    /// Ends what waits under an older generation; what runs is left alone.
-    fn supersede(&mut self, namespace: &Namespace, name: &str, generation: i64) {
-        for row in self.rows_of(namespace, name).filter(|row| row.generation < generation) {
-            if matches!(row.place, Place::Waiting(_) | Place::Ready(_)) {
+    /// Ends what waits under an older generation; what runs is left alone. What a pause holds gets its
+    /// generation only at the resume, so that nothing but a terminate ends it.
+    fn supersede(&mut self, namespace: &Namespace, name: &str, generation: i64, held_too: bool) {
+        let stale: Vec<JobId> = self
+            .rows
+            .iter()
+            .filter(|(_, row)| row.namespace == *namespace && row.workflow == name)
+            .filter(|(_, row)| row.generation < generation)
+            .filter(|(_, row)| match &row.place {
+                Place::Waiting(waiting) => held_too || waiting.held_due_at.is_none(),
+                Place::Ready(_) => true,
+                Place::Leased(_) | Place::Ended(_) => false,
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for id in stale {
+            if let Some(row) = self.rows.get_mut(&id) {
                 row.place = terminal(JobState::Canceled, None, Some(superseded_failure()), None);
             }
+            self.wake_blocked(id, None);
         }
     }
 
-    /// Keeps what waits from becoming due, and notes when it would have been.
-    fn hold(&mut self, namespace: &Namespace, name: &str) {
-        for row in self.rows_of(namespace, name) {
-            let (due_at, keep_attempt) = match &row.place {
-                Place::Waiting(waiting) => (waiting.due_at, waiting.keep_attempt),
-                Place::Ready(ready) => (Some(ready.due_at), ready.keep_attempt),
-                Place::Leased(_) | Place::Ended(_) => continue,
-            };
-            if due_at.is_some() {
-                row.place = Place::Waiting(Waiting {
-                    due_at: None,
-                    held_due_at: due_at,
-                    blocked_by: None,
-                    keep_attempt,
-                });
-            }
-        }
-    }
-
-    /// Gives the jobs that a pause held their own time back, and the generation in force.
+    /// Gives the jobs that a pause held the present generation and their own time back.
     fn let_go(&mut self, namespace: &Namespace, name: &str, generation: i64) {
-        for row in self.rows_of(namespace, name) {
+        let now = self.now();
+        for row in self.rows.values_mut() {
+            if row.namespace != *namespace || row.workflow != name {
+                continue;
+            }
             if let Place::Waiting(waiting) = &mut row.place
                 && let Some(due_at) = waiting.held_due_at.take()
             {
-                waiting.due_at = Some(due_at);
                 row.generation = generation;
+                waiting.due_at = Some(due_at);
+                if due_at <= now {
+                    row.dispatch_attempt += 1;
+                    row.place = Place::Ready(Ready { due_at, keep_attempt: waiting.keep_attempt });
+                }
             }
         }
-    }
-
-    fn rows_of<'a>(
-        &'a mut self,
-        namespace: &'a Namespace,
-        name: &'a str,
-    ) -> impl Iterator<Item = &'a mut Row> {
-        self.rows.values_mut().filter(move |row| row.namespace == *namespace && row.workflow == name)
     }
 
     pub(super) fn register_node(&mut self, node: &TestNode) {
