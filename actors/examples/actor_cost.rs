@@ -1,5 +1,6 @@
 //! What the actors themselves cost: jobs per second through claim → LeaseActor → renew → work → complete on one
-//! arbiter, with a store that answers at once. `cargo run --release -p leasehold-actors --example actor_cost`.
+//! arbiter, with a store that answers at once, or after as many milliseconds as the first argument says.
+//! `cargo run --release -p leasehold-actors --example actor_cost -- [LATENCY_MS] [CONCURRENCY]`
 
 use std::{
     sync::{
@@ -21,10 +22,20 @@ use leasehold_actors::{
 
 const JOBS: i64 = 300_000;
 
-#[derive(Default)]
 struct Instantly {
+    latency: Duration,
     next: AtomicI64,
     done: AtomicI64,
+}
+
+impl Instantly {
+    async fn wait(&self) {
+        if self.latency.is_zero() {
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(self.latency).await;
+        }
+    }
 }
 
 #[async_trait]
@@ -33,6 +44,7 @@ impl LeaseStore for Instantly {
         Ok(Dispatched { moved: 0, next_due: None })
     }
     async fn claim(&self, request: &OpenClaim) -> Result<ClaimAnswer, StoreError> {
+        self.wait().await;
         let first = self.next.fetch_add(i64::from(request.limit), Ordering::Relaxed);
         let grants = (first..(first + i64::from(request.limit)).min(JOBS))
             .map(|job| Grant {
@@ -63,7 +75,7 @@ impl LeaseStore for Instantly {
         Ok(Vec::new())
     }
     async fn renew(&self, _: &Authority) -> Result<Renewal, StoreError> {
-        tokio::task::yield_now().await;
+        self.wait().await;
         Ok(Renewal::Held { remaining: Duration::from_secs(30), cancel_requested: false })
     }
     async fn attach(&self, _: &Authority, _: &NodeId, _: &ContainerId) -> Result<Attach, StoreError> {
@@ -76,7 +88,7 @@ impl LeaseStore for Instantly {
         Ok(Renewal::NotLive)
     }
     async fn end(&self, _: &Authority, _: CommandId, _: &End) -> Result<Ended, StoreError> {
-        tokio::task::yield_now().await;
+        self.wait().await;
         self.done.fetch_add(1, Ordering::Relaxed);
         Ok(Ended::Terminal(JobState::Completed))
     }
@@ -97,7 +109,10 @@ impl WorkRunner for Noop {
 fn main() {
     let s = Duration::from_secs;
     actix::System::new().block_on(async {
-        let store = Arc::new(Instantly::default());
+        let mut numbers = std::env::args().skip(1).map(|text| text.parse::<u32>().expect("a number"));
+        let latency = Duration::from_millis(u64::from(numbers.next().unwrap_or(0)));
+        let concurrency = numbers.next().unwrap_or(1000);
+        let store = Arc::new(Instantly { latency, next: AtomicI64::new(0), done: AtomicI64::new(0) });
         let began = Instant::now();
         let worker = Supervision::start(WorkerParts {
             store: Arc::clone(&store) as Arc<dyn LeaseStore>,
@@ -112,7 +127,7 @@ fn main() {
                         process: ProcessId::generate(),
                     },
                     routes: Arc::from([Route::handler("noop")]),
-                    concurrency: 1000,
+                    concurrency,
                     batch: 500,
                     poll_interval: s(5),
                 },
@@ -132,11 +147,11 @@ fn main() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let took = began.elapsed();
+        let claims = worker.health().tally.claims_answered;
         println!(
-            "{JOBS} jobs in {took:?}: {:.0} jobs/s, {:.2} us each; {:?}",
+            "{JOBS} jobs in {took:?}: {:.0} jobs/s, {:.2} us each, {claims} claims",
             JOBS as f64 / took.as_secs_f64(),
             took.as_secs_f64() * 1e6 / JOBS as f64,
-            worker.health()
         );
     });
 }
