@@ -86,7 +86,7 @@ pub(super) fn effective(matches: &ArgMatches) -> Result<Effective, CliError> {
     if !effective.is_given(Key::DatabaseUrl) {
         let default = Path::new(folder::DEFAULT_FOLDER);
         if let Some(url) = folder::running_database(default) {
-            effective.or_database(&url, Origin::Dev(default.to_owned()))?;
+            effective.set(Key::DatabaseUrl, &url, Origin::Dev(default.to_owned()))?;
         }
     }
     Ok(effective)

@@ -151,18 +151,6 @@ impl Effective {
         self.values.entry(Key::StoreTimeout).or_insert((Value::Duration(timeout), Origin::Default));
     }
 
-    /// Puts a database address where none was given (a running `dev`).
-    ///
-    /// # Errors
-    /// [`ConfigError`] when the address cannot be understood.
-    pub fn or_database(&mut self, url: &str, origin: Origin) -> Result<(), ConfigError> {
-        if !self.values.contains_key(&Key::DatabaseUrl) {
-            let value = checked(setting(Key::DatabaseUrl), url, &origin)?;
-            self.values.insert(Key::DatabaseUrl, (value, origin));
-        }
-        Ok(())
-    }
-
     /// Replaces a value, as a flag would.
     ///
     /// # Errors

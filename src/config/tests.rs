@@ -419,3 +419,33 @@ fn misspelt_variables_are_noticed() {
     let effective = Effective::load(&Sources { environment, ..Sources::default() }).unwrap();
     assert_eq!(effective.unknown_variables, ["EXECUTION_WORKER_LEASE_DURATOIN"]);
 }
+
+/// The table of docs/configuration.md, made from [`TABLE`].
+fn documented() -> String {
+    let mut text = "| variable | flag | default | allowed | meaning |\n|---|---|---|---|---|\n".to_owned();
+    for row in TABLE {
+        text.push_str(&format!(
+            "| `{}` | `--{}` | {} | {} | {} |\n",
+            row.name,
+            row.flag,
+            row.default_text(),
+            row.allowed(),
+            row.help
+        ));
+    }
+    text
+}
+
+#[test]
+fn the_documentation_lists_every_setting_as_it_is() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configuration.md");
+    let (begin, end) = ("<!-- settings: begin -->\n", "<!-- settings: end -->");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (head, rest) = text.split_once(begin).unwrap();
+    let (table, tail) = rest.split_once(end).unwrap();
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(path, format!("{head}{begin}{}{end}{tail}", documented())).unwrap();
+        return;
+    }
+    assert_eq!(table, documented(), "run the test with UPDATE=1 to write the table anew");
+}

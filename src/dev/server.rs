@@ -30,7 +30,7 @@ impl Programs {
     pub(super) fn find(made_by: Option<u32>) -> Result<Self, ClusterError> {
         if let Some(folder) = std::env::var_os("PGBIN").map(PathBuf::from) {
             return Self::at(folder.clone())
-                .ok_or(ClusterError::NoPrograms { looked_in: format!("PGBIN={}", folder.display()) });
+                .ok_or_else(|| ClusterError::NoPrograms { looked_in: format!("PGBIN={}", folder.display()) });
         }
         let mut found: Vec<Self> = std::fs::read_dir("/usr/lib/postgresql")
             .into_iter()

@@ -55,14 +55,16 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
                 say(format!("job {id} was asked to stop; it ends by {}", output::instant(deadline)))?;
             }
         }
-        while args.wait {
+        if !args.wait {
+            return Ok(Exit::Ok);
+        }
+        loop {
             let job = store.show_job(&namespace, id).await?.ok_or_else(|| not_found(id))?;
             if job.row.state.is_terminal() {
                 say(format!("job {id} is {}", job.row.state))?;
-                break;
+                return Ok(Exit::Ok);
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        Ok(Exit::Ok)
     })
 }
