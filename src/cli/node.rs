@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     config::Effective,
-    node_agent::{self, NodeError, NodeExit},
+    node_agent::{self, NodeError},
     postgres::{
         PgStore,
         nodes::{NodeForgotten, NodeState},
@@ -113,10 +113,8 @@ fn agent(settings: &Effective) -> Result<Exit, CliError> {
         let store = PgStore::connect(&database, Handle::current()).await?;
         let exit = node_agent::run_or_now(node, store, signals.first(), signals.second()).await?;
         tracing::info!("{exit}");
-        Ok(match exit {
-            NodeExit::Drained => Exit::Ok,
-            NodeExit::StillRunning { .. } => Exit::Failed,
-        })
+        // What still runs belongs to its worker: the agent has done its part.
+        Ok(Exit::Ok)
     })
 }
 

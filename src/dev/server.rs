@@ -29,8 +29,9 @@ impl Programs {
     /// The newest installed programs, or those of the version that made an existing cluster.
     pub(super) fn find(made_by: Option<u32>) -> Result<Self, ClusterError> {
         if let Some(folder) = std::env::var_os("PGBIN").map(PathBuf::from) {
-            return Self::at(folder.clone())
-                .ok_or_else(|| ClusterError::NoPrograms { looked_in: format!("PGBIN={}", folder.display()) });
+            return Self::at(folder.clone()).ok_or_else(|| ClusterError::NoPrograms {
+                looked_in: format!("PGBIN={}", folder.display()),
+            });
         }
         let mut found: Vec<Self> = std::fs::read_dir("/usr/lib/postgresql")
             .into_iter()
