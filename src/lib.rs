@@ -21,3 +21,9 @@ pub mod workload;
 pub use client::Client;
 pub use leasehold_actors as protocol;
 pub use worker::Worker;
+
+/// The guide for embedding programs: its code is compiled with the documentation's examples.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/embedding.md")]
+#[derive(Debug)]
+pub struct EmbeddingGuide;

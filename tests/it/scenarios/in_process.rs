@@ -304,3 +304,15 @@ async fn a_heartbeat_job_ends_with_its_report_or_its_reason() {
     assert_eq!(forbidden.connections(), 0);
     running.drain().await;
 }
+
+/// `examples/handler.rs`, as a reader of docs/embedding.md runs it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_embedding_example_runs() {
+    let database = TestDatabase::create().await;
+    let mut command = std::process::Command::new(super::worker_process::example("handler"));
+    let said =
+        command.env("DATABASE_URL", database.url()).env("EXECUTION_WORKER_ID", "example").output().unwrap();
+    let (out, log) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
+    assert!(said.status.success(), "{out}{log}");
+    assert!(out.contains("order 42 is confirmed to ann@example.org"), "{out}{log}");
+}

@@ -32,7 +32,7 @@ pub struct Ended {
 impl WorkerProcess {
     /// Starts a worker of this name and waits until it is ready. `settings` are environment variables.
     pub fn start(database: &TestDatabase, name: &str, settings: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(program());
+        let mut command = Command::new(example("scenario-worker"));
         for (variable, _) in std::env::vars() {
             if ["DATABASE_", "EXECUTION_", "LEASEHOLD_"].iter().any(|prefix| variable.starts_with(prefix)) {
                 command.env_remove(variable);
@@ -98,12 +98,13 @@ impl Drop for WorkerProcess {
     }
 }
 
-/// The program, built once a test process if it is not up to date: a run of `--test it` alone builds no examples.
-fn program() -> &'static PathBuf {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
+/// An example of this package, built once a test process if it is not up to date: a run of `--test it` alone
+/// builds no examples.
+pub fn example(name: &str) -> PathBuf {
+    static EXAMPLES: OnceLock<PathBuf> = OnceLock::new();
+    let folder = EXAMPLES.get_or_init(|| {
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--example", "scenario-worker"]);
+        build.args(["build", "--quiet", "--examples"]);
         build.args(["--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")]);
         if !cfg!(debug_assertions) {
             build.arg("--release");
@@ -120,7 +121,8 @@ fn program() -> &'static PathBuf {
         let profile =
             this.parent().and_then(|deps| deps.parent()).expect("target/PROFILE/deps/it").to_owned();
         build.arg("--target-dir").arg(profile.parent().expect("target/PROFILE"));
-        assert!(build.status().expect("cargo can be run").success(), "the scenario worker does not build");
-        profile.join("examples/scenario-worker")
-    })
+        assert!(build.status().expect("cargo can be run").success(), "the examples do not build");
+        profile.join("examples")
+    });
+    folder.join(name)
 }
