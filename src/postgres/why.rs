@@ -55,6 +55,8 @@ struct Facts {
     usable_nodes: i64,
     free_slots: i64,
     workers: i64,
+    serving: i64,
+    free_permits: i64,
     ahead: i64,
 }
 
@@ -103,6 +105,8 @@ impl Facts {
             usable_nodes: columns.get("usable_nodes")?,
             free_slots: columns.get("free_slots")?,
             workers: columns.get("workers")?,
+            serving: columns.get("serving")?,
+            free_permits: columns.get("free_permits")?,
             ahead: columns.get("ahead")?,
         })
     }
@@ -169,6 +173,13 @@ impl Facts {
         if self.workers == 0 {
             return "no worker process is alive; start `leasehold worker`".to_owned();
         }
+        if self.serving == 0 {
+            return format!(
+                "none of {} serves {}; see `leasehold worker list`",
+                plural(self.workers, "live worker"),
+                format!("{} {}", self.kind, self.route).trim_end()
+            );
+        }
         if self.kind == JobKind::Container {
             if self.nodes == 0 {
                 return "there is no runtime node; start `leasehold node`".to_owned();
@@ -192,11 +203,11 @@ impl Facts {
             1 => "1 job is before it".to_owned(),
             n => format!("{n} jobs are before it"),
         };
-        let waits = match self.kind {
-            JobKind::Handler => {
-                format!("it waits for a worker with handler {:?} and a free permit", self.route)
-            }
-            _ => "it waits for a worker with a free permit".to_owned(),
+        let serving = plural(self.serving, "worker");
+        let waits = if self.free_permits == 0 {
+            format!("every permit of the {serving} that may run it is taken")
+        } else {
+            format!("it waits for the next claim by the {serving} that may run it")
         };
         format!("{waits}; {ahead}")
     }

@@ -12,8 +12,7 @@ select s.state, s.kind::text, s.route, s.workflow, s.generation, s.attempt, s.pr
             where x.namespace = $1 and x.node_id = n.node_id)), 0)::bigint
         from leasehold.nodes n where n.namespace = $1 and n.state = 'READY'
            and n.heartbeat_at + n.heartbeat_ttl_ms * interval '1 ms' > now.clock) as free_slots,
-       (select count(*) from leasehold.workers k where k.namespace = $1 and k.stopped_at is null
-           and k.seen_at > now.clock - interval '30 seconds') as workers,
+       alive.workers, alive.serving, alive.free_permits,
        (select count(*) from (
             select 1 from leasehold.ready a join leasehold.ready me on me.job_id = $2
             where a.namespace = $1 and a.kind = me.kind and a.route = me.route and a.task = me.task
@@ -21,6 +20,17 @@ select s.state, s.kind::text, s.route, s.workflow, s.generation, s.attempt, s.pr
             limit 10000) ahead) as ahead
 from leasehold.job_states s
 cross join (select clock_timestamp() as clock) now
+cross join lateral (
+    -- What workers say of themselves, for people only; a worker that names no routes may serve any.
+    select count(*) as workers, count(*) filter (where k.serves) as serving,
+           coalesce(sum((k.words->'permits'->>'free')::bigint) filter (where k.serves), 0)::bigint as free_permits
+    from (
+        select k.status::jsonb as words,
+               coalesce(k.status::jsonb->'routes' ? rtrim(s.kind || ' ' || s.route), true) as serves
+        from leasehold.workers k
+        where k.namespace = $1 and k.stopped_at is null and k.seen_at > now.clock - interval '30 seconds'
+    ) k
+) alive
 left join leasehold.workflows w on w.namespace = s.namespace and w.name = s.workflow
 left join lateral (
     select h.how, h.failure_kind, h.failure_code from leasehold.lease_history h

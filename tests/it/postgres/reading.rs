@@ -202,6 +202,14 @@ async fn why_says_in_one_sentence_what_a_job_waits_for() {
         )
         .await
         .unwrap();
+    let say = async |words: &str| {
+        client.execute("update leasehold.workers set status = $1::text::json", &[&words]).await.unwrap();
+    };
+    say(r#"{"routes": ["CONTAINER", "HANDLER y"], "permits": {"free": 3}}"#).await;
+    assert!(why(first).await.contains("serves HANDLER x"), "{}", why(first).await);
+    say(r#"{"routes": ["CONTAINER", "HANDLER x"], "permits": {"free": 0}}"#).await;
+    assert!(why(first).await.contains("every permit"), "{}", why(first).await);
+    say(r#"{"routes": ["CONTAINER", "HANDLER x"], "permits": {"free": 3}}"#).await;
     for (job, says) in [
         (later, "not due before"),
         (container, "no runtime node"),
