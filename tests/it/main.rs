@@ -5,6 +5,7 @@
 mod boundary;
 mod cli;
 mod docker;
+mod docs;
 mod postgres;
 mod scenarios;
 mod support;
