@@ -88,6 +88,11 @@ pub(crate) fn spoils_connection(error: &tokio_postgres::Error) -> bool {
     }
 }
 
+/// True when the server takes no writes: a standby, or a database that was made read-only.
+pub(crate) fn is_read_only(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
+}
+
 /// True when the server does not know a prepared statement that this session made, or knows another one of
 /// that name: somebody between us and the server shares its sessions out by transaction.
 pub(crate) fn is_lost_statement(error: &tokio_postgres::Error) -> bool {

@@ -135,6 +135,9 @@ impl Pools {
         match tokio::time::timeout(self.timeout, work(&session)).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(e)) => {
+                if error::is_read_only(&e) {
+                    self.start_afresh();
+                }
                 if error::spoils_connection(&e) {
                     session.discard();
                 }
@@ -144,6 +147,13 @@ impl Pools {
                 session.discard();
                 Err(error::timed_out(operation, self.timeout))
             }
+        }
+    }
+
+    /// The server takes no writes: whatever idles in a pool may still point at it when another one does.
+    fn start_afresh(&self) {
+        for pool in [&self.renewals, &self.leases, &self.alone, &self.general] {
+            let _ = pool.retain(|_, _| false);
         }
     }
 
