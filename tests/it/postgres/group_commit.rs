@@ -137,10 +137,8 @@ async fn a_refused_call_leaves_a_healthy_connection() {
         store.end(authority, CommandId::generate(), &complete(Some("nope"))).await.unwrap_err();
         assert!(matches!(store.renew(authority).await.unwrap(), Renewal::Held { .. }));
         store.report_progress(authority, "nope").await.unwrap_err();
-        let payload = leasehold::protocol::ports::PayloadUpdate {
-            value: "nope".to_owned(),
-            expected_revision: 1,
-        };
+        let payload =
+            leasehold::protocol::ports::PayloadUpdate { value: "nope".to_owned(), expected_revision: 1 };
         let end = End::Reschedule { route: None, delay: Duration::ZERO, payload: Some(payload) };
         let error = store.end(authority, CommandId::generate(), &end).await.unwrap_err();
         assert_eq!((error.kind, error.applied), (StoreErrorKind::Refused, Applied::No), "{error}");
@@ -293,11 +291,8 @@ async fn silent_connections_are_given_up_and_replaced() {
         let started = Instant::now();
         let batches = [LogBatch { stream: LogStream::Stdout, first_byte: 0, data: "x".into() }];
         let job = handler_job("other");
-        let (renewal, ended, submitted) = tokio::join!(
-            store.renew(authority),
-            store.append_logs(authority, &batches),
-            store.submit(&job),
-        );
+        let (renewal, ended, submitted) =
+            tokio::join!(store.renew(authority), store.append_logs(authority, &batches), store.submit(&job),);
         renewal.unwrap_err();
         ended.unwrap_err();
         submitted.unwrap_err();
