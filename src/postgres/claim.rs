@@ -232,10 +232,8 @@ pub(super) async fn alone(desk: &Desk, ask: &ClaimAsk) -> Result<ClaimReply, Sto
     match claim(desk, &[ask]).await {
         Ok(mut replies) => Ok(replies.pop().unwrap_or_default()),
         Err(e) if e.kind == StoreErrorKind::CommandConflict => {
-            recall(&desk.pools, ask).await?.ok_or_else(|| {
-                // It stood in the way a moment ago and is gone: whoever recorded it was undone.
-                StoreError { kind: StoreErrorKind::RowLocked, ..e }
-            })
+            // It stood in the way a moment ago; where it is gone, whoever recorded it was undone.
+            recall(&desk.pools, ask).await?.ok_or(StoreError { kind: StoreErrorKind::RowLocked, ..e })
         }
         Err(e) => Err(e),
     }

@@ -61,10 +61,10 @@ impl Marks {
     /// A claim took its last job of a route here.
     pub(super) fn took(&self, namespace: &Namespace, route: &Route, place: Place) {
         let mut marks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(mark) = marks.get_mut(&(namespace.clone(), route.clone())) {
-            if mark.place < place {
-                mark.place = place;
-            }
+        if let Some(mark) = marks.get_mut(&(namespace.clone(), route.clone()))
+            && mark.place < place
+        {
+            mark.place = place;
         }
     }
 

@@ -22,7 +22,7 @@ mod embedded {
 /// refinery's own table, inside our schema.
 const HISTORY: &str = "leasehold.schema_history";
 /// "lease" on a telephone keypad, twice: nobody else's advisory lock.
-const LOCK: i64 = 53_273_53_273;
+const LOCK: i64 = 5_327_353_273;
 /// The longest that `run` waits for other migrators and for sessions that hold a table.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest that one attempt may hold everybody up behind its own lock request.

@@ -174,7 +174,7 @@ fn unreadable(key: &Path) {
     if rustix::process::geteuid().is_root() {
         return;
     }
-    std::fs::set_permissions(key, std::fs::Permissions::from_mode(0)).unwrap();
+    std::fs::set_permissions(key, std::fs::Permissions::from_mode(0o000)).unwrap();
     let files = TlsFiles { ca: key.to_owned(), cert: key.to_owned(), key: key.to_owned() };
     let error = DockerEngine::connect("tcp://127.0.0.1:9", Some(&files)).expect_err("unreadable");
     assert!(error.to_string().contains("cannot be read"), "{error}");

@@ -154,7 +154,7 @@ async fn a_cancel_that_meets_a_claim_either_comes_first_or_reaches_the_holder() 
             other => panic!("{job} is {state}: {other:?}"),
         }
         assert_eq!(row.row.attempt, row.leases.len() as i32, "no retry");
-        let how = row.leases.first().map_or("never held".to_owned(), |lease| lease.how.clone());
+        let how = row.leases.first().map_or_else(|| "never held".to_owned(), |lease| lease.how.clone());
         *outcomes.entry(format!("{how}, {answer:?}").chars().take(30).collect()).or_default() += 1;
     }
     println!("{outcomes:?}");

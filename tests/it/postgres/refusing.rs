@@ -1,6 +1,7 @@
 //! What one way of submitting refuses, the other refuses too, and neither leaves anything behind.
 
 #[path = "../../../src/submission/requests.rs"]
+#[allow(dead_code, reason = "the unit tests of submission use the rest")]
 mod requests;
 
 use leasehold::{postgres::submit::SubmitError, protocol::domain::NewJob, submission};

@@ -227,9 +227,13 @@ async fn no_run_slips_past_a_change_of_its_workflow() {
         for n in 0..20 {
             match n % 4 {
                 0 => drop(apply(&store, V2).await),
-                1 => drop(store.workflow_pause(&namespace(), "nightly").await.unwrap()),
+                1 => {
+                    store.workflow_pause(&namespace(), "nightly").await.unwrap();
+                }
                 2 => drop(apply(&store, V1).await),
-                _ => drop(store.workflow_resume(&namespace(), "nightly").await.unwrap()),
+                _ => {
+                    store.workflow_resume(&namespace(), "nightly").await.unwrap();
+                }
             }
         }
     };

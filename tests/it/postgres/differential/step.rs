@@ -212,7 +212,8 @@ impl Pair<'_> {
         }
         let recent = self.held.len().saturating_sub(8);
         let from = if self.chance(80) { recent } else { 0 };
-        let mut held = self.pick(&self.held[from..].to_vec());
+        let lately = self.held[from..].to_vec();
+        let mut held = self.pick(&lately);
         let wrong = self.dice.random_range(0..20);
         let change = |authority: &mut Authority| match wrong {
             0 => authority.token = LeaseToken::generate(),
