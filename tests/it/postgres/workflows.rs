@@ -226,11 +226,15 @@ async fn no_run_slips_past_a_change_of_its_workflow() {
     let changes = async {
         for n in 0..20 {
             match n % 4 {
-                0 => drop(apply(&store, V2).await),
+                0 => {
+                    apply(&store, V2).await;
+                }
                 1 => {
                     store.workflow_pause(&namespace(), "nightly").await.unwrap();
                 }
-                2 => drop(apply(&store, V1).await),
+                2 => {
+                    apply(&store, V1).await;
+                }
                 _ => {
                     store.workflow_resume(&namespace(), "nightly").await.unwrap();
                 }
