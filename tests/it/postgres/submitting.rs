@@ -352,3 +352,21 @@ async fn names_that_look_like_sql_are_only_names() {
         assert!(store.show_job(&Namespace::default(), second).await.unwrap().is_none(), "another tenant's");
     }
 }
+
+/// The examples of docs/submitting.md are run as they stand there.
+#[tokio::test]
+async fn the_documented_statements_do_what_they_say() {
+    let db = TestDatabase::create().await;
+    let (store, client) = (db.store().await, db.client().await);
+    let yaml = "name: nightly-report\nhandler: report\n";
+    let document = WorkflowDocument::parse_all(yaml, &Namespace::default()).unwrap().remove(0);
+    store.workflow_apply(&document).await.unwrap();
+    let text = include_str!("../../../docs/submitting.md");
+    let blocks: Vec<&str> =
+        text.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    for block in &blocks {
+        client.batch_execute(block).await.unwrap();
+    }
+    assert_eq!(blocks.len(), 3);
+    assert_eq!(footprint(&client).await, [4, 1, 3, 1]);
+}
