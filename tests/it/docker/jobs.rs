@@ -37,9 +37,9 @@ use crate::support::{
 const SOON: Duration = Duration::from_secs(40);
 
 /// One database, one worker, and nodes as they are added.
-struct Fleet {
-    _database: TestDatabase,
-    store: PgStore,
+pub(super) struct Fleet {
+    pub(super) database: TestDatabase,
+    pub(super) store: PgStore,
     agents: Vec<JoinHandle<()>>,
     stop: Option<oneshot::Sender<()>>,
     worker: JoinHandle<Result<WorkerExit, RunError>>,
@@ -71,10 +71,10 @@ impl Fleet {
                 })
                 .await
         });
-        Self { _database: database, store, agents: Vec::new(), stop: Some(stop), worker }
+        Self { database, store, agents: Vec::new(), stop: Some(stop), worker }
     }
 
-    async fn on(endpoint: &str) -> Self {
+    pub(super) async fn on(endpoint: &str) -> Self {
         let mut fleet = Self::without_nodes().await;
         fleet.add_node("n1", endpoint).await;
         fleet
@@ -103,7 +103,7 @@ impl Fleet {
         .await;
     }
 
-    async fn submit(&self, job: NewJob) -> JobId {
+    pub(super) async fn submit(&self, job: NewJob) -> JobId {
         self.store.submit(&job).await.unwrap().job
     }
 
@@ -111,7 +111,7 @@ impl Fleet {
         self.store.show_job(&Namespace::default(), job).await.unwrap().expect("the job exists")
     }
 
-    async fn ends(&self, job: JobId) -> JobDetail {
+    pub(super) async fn ends(&self, job: JobId) -> JobDetail {
         eventually(SOON, "the job has ended", async || {
             Some(self.detail(job).await).filter(|detail| detail.row.state.is_terminal())
         })
@@ -119,14 +119,14 @@ impl Fleet {
     }
 
     /// Waits until the job's program has said something.
-    async fn speaks(&self, job: JobId) {
+    pub(super) async fn speaks(&self, job: JobId) {
         eventually(SOON, "the program writes", async || {
             (!self.log(job, LogStreamName::Stdout).await.is_empty()).then_some(())
         })
         .await;
     }
 
-    async fn log(&self, job: JobId, stream: LogStreamName) -> Vec<u8> {
+    pub(super) async fn log(&self, job: JobId, stream: LogStreamName) -> Vec<u8> {
         let (mut bytes, mut after) = (Vec::new(), 0);
         loop {
             let rows = self.store.read_logs(&Namespace::default(), job, after, 1000).await.unwrap();
@@ -144,7 +144,7 @@ impl Fleet {
     }
 
     /// Drains the worker and checks that nothing is left.
-    async fn finish(mut self, endpoint: &str) {
+    pub(super) async fn finish(mut self, endpoint: &str) {
         self.stop.take().expect("finished once").send(()).expect("the worker runs");
         let exit =
             tokio::time::timeout(SOON, &mut self.worker).await.expect("the drain ends").unwrap().unwrap();
@@ -166,14 +166,14 @@ impl Drop for Fleet {
     }
 }
 
-fn script(script: &str) -> NewJob {
+pub(super) fn script(script: &str) -> NewJob {
     container(ContainerSpec {
         command: ["sh", "-c", script].map(str::to_owned).to_vec(),
         ..ContainerSpec::default()
     })
 }
 
-fn container(mut spec: ContainerSpec) -> NewJob {
+pub(super) fn container(mut spec: ContainerSpec) -> NewJob {
     if spec.image.is_empty() {
         spec.image = IMAGE.to_owned();
     }

@@ -1,6 +1,7 @@
 //! The engine adapter on real Docker daemons. Containers run without a network.
 
 mod exits;
+mod flood;
 mod identity;
 mod images;
 mod jobs;
