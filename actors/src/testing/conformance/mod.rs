@@ -1,7 +1,7 @@
 //! The conformance suite: what every [`crate::ports::LeaseStore`] must do, case by case.
 //!
 //! A case is an async function over a [`super::StoreHarness`] on a fresh store. It knows no clock: leases
-//! expire because the case says so. [`conformance_cases!`] hands the whole list to a macro of the caller, which
+//! expire because the case says so. [`crate::conformance_cases!`] hands the whole list to a macro of the caller, which
 //! makes one test of each:
 //!
 //! ```ignore

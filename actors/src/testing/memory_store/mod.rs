@@ -1,7 +1,7 @@
 //! The lease rules as an executable specification: every transition as plain code over maps, one verb a file.
 //!
 //! Where SQL and this store disagree, one of them is wrong; the conformance suite and the differential test
-//! say so. A job's one row stands in exactly one [`Place`], like its row in the database. The clock is
+//! say so. A job's one row stands in exactly one place, like its row in the database. The clock is
 //! tokio's: it stands still unless a paused runtime moves it, and nothing but this clock decides expiry.
 
 mod attach;
