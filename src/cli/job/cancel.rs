@@ -52,7 +52,10 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
                 ));
             }
             CancelAnswer::Requested { deadline, .. } => {
-                say(format!("job {id} was asked to stop; it ends by {}", output::instant(deadline)))?;
+                say(format!(
+                    "job {id} was asked to stop; its holder cannot keep it beyond {}",
+                    output::instant(deadline)
+                ))?;
             }
         }
         if !args.wait {

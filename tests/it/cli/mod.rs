@@ -4,6 +4,7 @@ mod bad_input;
 mod cluster;
 mod dev;
 mod engine;
+mod fleet;
 mod jobs;
 mod leasehold;
 mod passwords;
