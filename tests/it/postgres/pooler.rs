@@ -11,8 +11,8 @@ use leasehold::{
         domain::{CommandId, ContainerId, Failure, FailureKind, JobState, NodeId, RetryPolicy},
         error::StoreErrorKind,
         ports::{
-            Attach, DispatchedJob, End, Ended, LeaseStore, ListedAnswer, ListedClaim, LogAppend, LogBatch,
-            LogStream, OpenClaim, Reconciliation, Renewal,
+            Attach, ClaimRejection, DispatchedJob, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
+            LogAppend, LogBatch, LogStream, OpenClaim, Reconciliation, Renewal,
         },
     },
 };
@@ -120,9 +120,15 @@ async fn whole_life(store: PgStore, worker: String) {
             lease: LEASE,
         };
         // Another life's dispatch may have taken it up and not committed yet.
+        let mut looks = 0;
         let grant = loop {
+            let listed = ListedClaim { command: CommandId::generate(), ..listed.clone() };
             match store.claim_listed(&listed).await.unwrap().pop() {
                 Some(ListedAnswer::Granted(grant)) => break grant,
+                Some(ListedAnswer::Rejected(_, ClaimRejection::NotQueued { .. })) if looks < 1000 => {
+                    looks += 1;
+                    store.dispatch(&owner.namespace, 100).await.unwrap();
+                }
                 other => panic!("{worker}, round {round}: {other:?}"),
             }
         };
