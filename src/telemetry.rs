@@ -13,7 +13,7 @@ use std::io::IsTerminal as _;
 
 use tracing::{Level, Metadata};
 use tracing_subscriber::{
-    EnvFilter, Layer as _, Registry, filter::filter_fn, layer::SubscriberExt as _,
+    EnvFilter, Layer, Registry, filter::filter_fn, fmt::MakeWriter, layer::SubscriberExt as _,
     util::SubscriberInitExt as _,
 };
 
@@ -77,15 +77,27 @@ pub fn init(default_filter: &str) -> Result<(), TelemetryError> {
     let format = variable("LEASEHOLD_LOG_FORMAT").unwrap_or_default().parse()?;
 
     let colour = std::io::stderr().is_terminal() && variable("NO_COLOR").is_none();
-    let lines = tracing_subscriber::fmt::layer::<Registry>().with_writer(std::io::stderr);
+    tracing_subscriber::registry()
+        .with(layer(format, colour, filter, std::io::stderr))
+        .try_init()
+        .map_err(|_| TelemetryError::AlreadySet)
+}
+
+fn layer<W>(
+    format: Format,
+    colour: bool,
+    filter: EnvFilter,
+    writer: W,
+) -> Box<dyn Layer<Registry> + Send + Sync>
+where
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let lines = tracing_subscriber::fmt::layer::<Registry>().with_writer(writer);
     let lines = match format {
         Format::Pretty => lines.with_ansi(colour).boxed(),
         Format::Json => lines.json().flatten_event(true).with_current_span(false).boxed(),
     };
-    tracing_subscriber::registry()
-        .with(lines.with_filter(filter_fn(is_safe)).with_filter(filter))
-        .try_init()
-        .map_err(|_| TelemetryError::AlreadySet)
+    lines.with_filter(filter_fn(is_safe)).with_filter(filter).boxed()
 }
 
 /// False for the events that may carry secrets.
@@ -101,7 +113,63 @@ fn is_foreign(target: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io,
+        sync::{Arc, Mutex},
+    };
+
     use super::*;
+
+    /// Keeps what is written.
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("no panic while locked").write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(format: Format, filter: &str, events: impl FnOnce()) -> String {
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let layer = layer(format, false, EnvFilter::new(filter), move || writer.clone());
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), events);
+        let bytes = kept.0.lock().expect("no panic while locked").clone();
+        String::from_utf8(bytes).expect("logs are text")
+    }
+
+    /// Statement parameters hold lease tokens, request bodies the environment of containers: no filter that an
+    /// operator sets shows them.
+    #[test]
+    fn events_that_carry_parameters_are_dropped_whatever_the_filter_says() {
+        let text = logged(Format::Pretty, "trace,tokio_postgres=trace,bollard=trace", || {
+            tracing::debug!(target: "tokio_postgres::query", "executing with parameters: the-token");
+            tracing::trace!(target: "bollard::docker", "{{\"Env\": [\"PASSWORD=the-secret\"]}}");
+            tracing::info!(target: "tokio_postgres::connection", "a notice");
+            tracing::trace!(target: "leasehold::postgres", "ours");
+        });
+        assert!(!text.contains("the-token") && !text.contains("the-secret"), "{text}");
+        assert!(text.contains("a notice") && text.contains("ours"), "{text}");
+    }
+
+    #[test]
+    fn json_is_one_object_a_line_with_its_spans() {
+        let text = logged(Format::Json, "info", || {
+            let span = tracing::info_span!("job", job = 7, epoch = 3);
+            let _entered = span.enter();
+            tracing::info!(left = 2, "renewed");
+            tracing::debug!("not this one");
+        });
+        assert_eq!(text.lines().count(), 1, "{text}");
+        let line: serde_json::Value = serde_json::from_str(&text).expect("one JSON object");
+        assert_eq!((&line["message"], &line["left"]), (&"renewed".into(), &2.into()), "{line}");
+        assert_eq!((&line["spans"][0]["job"], &line["spans"][0]["epoch"]), (&7.into(), &3.into()), "{line}");
+    }
 
     #[test]
     fn an_unknown_format_is_refused_by_name() {

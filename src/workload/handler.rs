@@ -34,6 +34,7 @@ use leasehold_actors::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::runtime::Handle;
+use tracing::Instrument as _;
 
 use super::task::AbortOnDrop;
 
@@ -274,13 +275,15 @@ impl Handlers {
         // `Deserialize`), so the call is made inside the task too.
         let (for_call, context) = (Arc::clone(grant), lease.clone());
         let hold = lease.hold();
-        let task = runtime.spawn(async move {
+        let work = async move {
             let _hold = hold;
             match handler(&for_call, context) {
                 Ok(run) => Ended::Returned(run.await),
                 Err(failure) => Ended::Refused(failure),
             }
-        });
+        };
+        // What a handler logs stands under its job.
+        let task = runtime.spawn(work.in_current_span());
         lease.runs_as(task.abort_handle());
         let mut task = AbortOnDrop(task);
         let ended = tokio::select! {

@@ -9,6 +9,7 @@ use leasehold_actors::{
     work::{LeaseContext, WorkOutcome},
 };
 use tokio::runtime::Handle;
+use tracing::Instrument as _;
 
 use super::{handler::Handlers, heartbeat::HeartbeatProbe, task::AbortOnDrop};
 
@@ -36,10 +37,11 @@ impl Workloads {
         let probe = Arc::clone(&self.heartbeat);
         // Off the caller's thread: TLS takes time, and the caller's thread keeps leases alive.
         let (hold, for_probe) = (lease.hold(), lease.clone());
-        let task = self.runtime.spawn(async move {
+        let work = async move {
             let _hold = hold;
             probe.run(&spec, &for_probe).await
-        });
+        };
+        let task = self.runtime.spawn(work.in_current_span());
         lease.runs_as(task.abort_handle());
         let mut task = AbortOnDrop(task);
         match (&mut task.0).await {
