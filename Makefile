@@ -18,7 +18,7 @@ demo: ## Install what is missing, build, and run jobs on a private PostgreSQL an
 	@exec .ci/demo.sh target/debug/leasehold
 
 .PHONY: test
-test: fmt lint boundary it doc ## Everything that CI runs
+test: fmt lint it doc ## Everything that CI runs
 
 .PHONY: fmt
 fmt: ## Formatting, checked
@@ -27,10 +27,6 @@ fmt: ## Formatting, checked
 .PHONY: lint
 lint: ## Lints, denied
 	cargo clippy --locked --workspace --all-targets -- $(DENY)
-
-.PHONY: boundary
-boundary: ## The protocol's crate knows no database and no Docker
-	@! cargo tree --locked -p leasehold-actors -e normal --all-features --prefix none | grep -E '^(tokio-postgres|deadpool|bollard|refinery|leasehold) '
 
 .PHONY: unit
 unit: ## Tests that need no service
