@@ -47,17 +47,22 @@ pub(super) struct Fleet {
 
 impl Fleet {
     async fn without_nodes() -> Self {
+        Self::with_grace(Duration::from_secs(2)).await
+    }
+
+    /// Without nodes, and with this grace for what runs when the worker is told to stop.
+    async fn with_grace(grace: Duration) -> Self {
         let database = TestDatabase::create().await;
         let worker = Worker::builder()
             .database_settings(database.settings())
             .containers(true)
-            .configure(|settings| {
+            .configure(move |settings| {
                 settings.concurrency = 8;
                 settings.lease = Duration::from_secs(10);
                 settings.renew_interval = Duration::from_secs(2);
                 settings.safety_margin = Duration::from_secs(1);
                 settings.store_timeout = Duration::from_secs(2);
-                settings.shutdown_grace = Duration::from_secs(2);
+                settings.shutdown_grace = grace;
             })
             .build()
             .await
@@ -414,5 +419,44 @@ async fn a_daemons_restart_is_survived_with_live_restore_and_is_nobodys_exit_wit
             }
         }
         fleet.finish(&engine.endpoint()).await;
+    }
+}
+
+/// SH-03: programs that end by themselves while the worker drains, well, badly and by a signal.
+#[tokio::test]
+async fn real_exits_during_a_drain_are_recorded() {
+    let endpoint = services::docker_endpoint(2);
+    let mut fleet = Fleet::with_grace(Duration::from_secs(30)).await;
+    fleet.add_node("n1", &endpoint).await;
+    let mut jobs = Vec::new();
+    for code in [1, 0, 137] {
+        // Long enough that all of them run when the drain begins.
+        jobs.push(fleet.submit(once(script(&format!("echo ready; sleep 4; exit {code}")))).await);
+    }
+    for job in &jobs {
+        fleet.speaks(*job).await;
+    }
+    for job in &jobs {
+        assert_eq!(fleet.detail(*job).await.row.state, JobState::Running, "it ended before the drain began");
+    }
+    fleet.stop.take().unwrap().send(()).unwrap();
+    let exit = tokio::time::timeout(SOON, &mut fleet.worker).await.expect("the drain ends").unwrap().unwrap();
+    assert!(matches!(exit, WorkerExit::Drained(_)), "{exit:?}");
+    let mut ends = Vec::new();
+    for job in jobs {
+        ends.push(fleet.detail(job).await);
+    }
+    assert_eq!(failure(&ends[0]), (FailureKind::User, "1", Some(1)), "{:?}", ends[0].row);
+    assert_eq!((ends[1].row.state, ends[1].row.exit_code), (JobState::Completed, Some(0)));
+    // A SIGKILL that nobody of ours sent.
+    assert_eq!(
+        (ends[2].row.state, ends[2].row.exit_code),
+        (JobState::Failed, Some(137)),
+        "{:?}",
+        ends[2].row
+    );
+    assert!(fleet.containers(&endpoint).await.is_empty());
+    for end in &ends {
+        assert_eq!((end.row.attempt, end.leases.len()), (1, 1), "{:?}", end.row);
     }
 }

@@ -3,7 +3,7 @@
 use leasehold::{docker::DockerEngine, protocol::ports::ContainerEngine as _};
 use tokio::time::{Duration, timeout};
 
-use crate::support::engine::{TestEngine, on_engine};
+use crate::support::engine::{PrivateEngine, TestEngine, on_engine};
 
 /// Runs a script and reads its output twice: live, and from the engine's record as another worker would.
 async fn both_ways(engine: &TestEngine, script: &str) -> ((Vec<u8>, Vec<u8>), (Vec<u8>, Vec<u8>)) {
@@ -170,4 +170,44 @@ async fn a_reader_that_lets_go_does_not_stop_the_program() {
         engine.engine.remove(&id).await.unwrap();
     })
     .await;
+}
+
+/// DK-19: a progress bar that only ever returns the carriage.
+#[tokio::test]
+async fn output_without_a_newline_is_shown_at_once() {
+    use futures_util::StreamExt as _;
+    on_engine(1, async |engine| {
+        let id = engine.started(&engine.script("printf '10%%\\r'; printf '20%%\\r'; sleep 60")).await;
+        let mut live = engine.engine.logs(&id);
+        let mut seen = Vec::new();
+        while seen.len() < 8 {
+            let chunk = timeout(Duration::from_secs(5), live.next()).await.expect("at once");
+            seen.extend_from_slice(&chunk.unwrap().unwrap().data);
+        }
+        assert_eq!(seen, b"10%\r20%\r");
+        engine.engine.kill(&id).await.unwrap();
+        engine.engine.remove(&id).await.unwrap();
+    })
+    .await;
+}
+
+/// DK-25: an engine that keeps 10 KB of output by default, and a program whose record is rotated twice.
+#[tokio::test]
+async fn an_engine_that_rotates_its_record_costs_no_output() {
+    let private = PrivateEngine::start(&["--log-opt", "max-size=10k", "--log-opt", "max-file=2"]).await;
+    let engine = private.connect().await;
+    let mut plan = engine
+        .script("i=0; while [ $i -lt 250 ]; do head -c 99999 /dev/zero | tr '\\0' a; echo; i=$((i+1)); done");
+    // The record's files are as large as this, and never smaller than 10 MiB.
+    plan.spec.log_quota_bytes = Some(1 << 20);
+    let id = engine.started(&plan).await;
+    let live = engine.output(&id).await.0;
+    engine.engine.wait(&id).await.unwrap();
+    let recorded = private.connect().await.output(&id).await.0;
+    engine.engine.remove(&id).await.unwrap();
+    let line = [&vec![b'a'; 99_999][..], b"\n"].concat();
+    for (what, output) in [("live", live), ("recorded", recorded)] {
+        assert_eq!(output.len(), 25_000_000, "{what}");
+        assert!(output.chunks(line.len()).all(|chunk| chunk == line), "{what}: a gap or a double");
+    }
 }

@@ -324,3 +324,30 @@ async fn a_restarted_worker_does_not_keep_its_predecessors_lease_alive() {
     newcomer.signal(Signal::TERM);
     newcomer.wait().assert_drained();
 }
+
+/// CL-01: a job that runs for more than four leases while others look for work. Run time alone makes nothing
+/// of it: it is renewed, and nobody else touches it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_far_longer_than_its_lease_runs_once() {
+    let (database, store, client) = scene().await;
+    let workers = ["a", "b"].map(|name| WorkerProcess::start(&database, name, SHORT_LEASE));
+    let long = submit(&store, "trace", 9000).await;
+    eventually(Duration::from_secs(30), "the job ends", async || {
+        let expired = "select count(*) from leasehold.leases where lease_expires_at <= clock_timestamp()";
+        assert_eq!(number(&client, expired).await, 0, "the lease expired under a healthy worker");
+        (state(&client, long).await.0 == "COMPLETED").then_some(())
+    })
+    .await;
+    assert_eq!(traces(&client, long).await, ["begin", "end"]);
+    assert_eq!(state(&client, long).await.1, 1, "attempts");
+    let grants = client
+        .query("select renewals from leasehold.lease_history where job_id = $1", &[&long.0])
+        .await
+        .unwrap();
+    assert_eq!(grants.len(), 1, "one token from the first to the last");
+    assert!(grants[0].get::<_, i32>(0) >= 12, "renewed {} times", grants[0].get::<_, i32>(0));
+    for worker in workers {
+        worker.signal(Signal::TERM);
+        worker.wait().assert_drained();
+    }
+}

@@ -13,7 +13,7 @@ use leasehold::{
     config::{Effective, Sources, WorkerSettings},
     postgres::{PgStore, cancel::CancelAnswer},
     protocol::{
-        domain::{JobId, Namespace, NewJob},
+        domain::{JobId, JobState, Namespace, NewJob},
         supervision::WorkerHealth,
     },
     worker::{BuildError, Health, RunError, WorkerBuilder, WorkerExit},
@@ -26,30 +26,34 @@ use tokio::{
 
 use crate::support::{
     database::TestDatabase,
-    eventually::{eventually, pass},
+    eventually::{eventually, never, pass},
 };
 
 /// A worker that runs on a task of the test.
-struct Running {
+pub(super) struct Running {
     health: Health,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<WorkerExit, RunError>>,
 }
 
 impl Running {
-    async fn start(worker: WorkerBuilder) -> Self {
+    pub(super) async fn start(worker: WorkerBuilder) -> Self {
         let worker = worker.build().await.unwrap();
         let (health, (stop, stopped)) = (worker.health(), oneshot::channel::<()>());
         let task = tokio::spawn(worker.run_until(async { drop(stopped.await) }));
         Self { health, stop, task }
     }
 
-    fn actors(&self) -> WorkerHealth {
+    pub(super) fn health(&self) -> &Health {
+        &self.health
+    }
+
+    pub(super) fn actors(&self) -> WorkerHealth {
         self.health.actors().expect("it runs")
     }
 
     /// Drains it; everything must be free again.
-    async fn drain(self) {
+    pub(super) async fn drain(self) {
         self.stop.send(()).unwrap();
         match self.task.await.unwrap().unwrap() {
             WorkerExit::Drained(drained) => assert!(drained.is_clean(), "{drained:?}"),
@@ -58,7 +62,7 @@ impl Running {
     }
 }
 
-fn settings() -> WorkerSettings {
+pub(super) fn settings() -> WorkerSettings {
     let mut settings = Effective::load(&Sources::default()).unwrap().worker().unwrap();
     settings.concurrency = 16;
     settings
@@ -73,11 +77,11 @@ fn short_lease() -> WorkerSettings {
     settings
 }
 
-fn worker(database: &TestDatabase) -> WorkerBuilder {
+pub(super) fn worker(database: &TestDatabase) -> WorkerBuilder {
     Worker::builder().database_settings(database.settings()).settings(settings())
 }
 
-async fn ended(store: &PgStore, job: JobId) -> leasehold::postgres::read::JobDetail {
+pub(super) async fn ended(store: &PgStore, job: JobId) -> leasehold::postgres::read::JobDetail {
     eventually(Duration::from_secs(20), "the job ends", async || {
         let detail = store.show_job(&Namespace::default(), job).await.unwrap()?;
         detail.row.state.is_terminal().then_some(detail)
@@ -315,4 +319,27 @@ async fn the_embedding_example_runs() {
     let (out, log) = (String::from_utf8_lossy(&said.stdout), String::from_utf8_lossy(&said.stderr));
     assert!(said.status.success(), "{out}{log}");
     assert!(out.contains("order 42 is confirmed to ann@example.org"), "{out}{log}");
+}
+
+/// CL-09: a worker that serves other things leaves the job to one that serves it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_without_the_handler_neither_claims_nor_fails_the_job() {
+    let database = TestDatabase::create().await;
+    let store = database.store().await;
+    let handler = |_: Job<()>, _: LeaseHandle| std::future::ready(Ok::<_, HandlerError>(()));
+    let without = Running::start(worker(&database).heartbeats(true).handler("other", handler)).await;
+    let other = store.submit(&NewJob::handler("other", &())).await.unwrap().job;
+    let job = store.submit(&NewJob::handler("work", &())).await.unwrap().job;
+    ended(&store, other).await;
+    never(Duration::from_secs(2), "somebody touched the job", async || {
+        let row = store.show_job(&Namespace::default(), job).await.unwrap().unwrap().row;
+        (row.state != JobState::Queued || row.attempt != 0 || row.failure.is_some()).then_some(row)
+    })
+    .await;
+    let with = Running::start(worker(&database).handler("work", handler)).await;
+    let detail = ended(&store, job).await;
+    assert_eq!((detail.row.state, detail.row.attempt), (JobState::Completed, 1), "{detail:?}");
+    assert_eq!(detail.leases.len(), 1, "{detail:?}");
+    with.drain().await;
+    without.drain().await;
 }
