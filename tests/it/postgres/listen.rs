@@ -238,6 +238,10 @@ async fn a_flood_of_hints_takes_no_memory() {
             _ => {}
         }
     }
-    assert_eq!(counts.0, 1000, "{counts:?}");
-    assert!(counts.1 >= 1, "more cancels than are kept must end in a look at everything: {counts:?}");
+    // How many came before we took the first is not ours to say; what was not kept is not lost.
+    assert!(
+        counts.0 == 5000 || counts.1 >= 1,
+        "dropped cancels must end in a look at everything: {counts:?}"
+    );
+    assert!(counts.2 < 5000, "equal hints are one: {counts:?}");
 }
