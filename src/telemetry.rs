@@ -7,7 +7,7 @@
 //!
 //! Logs go to standard error, so that standard output stays what a command answers. Secrets are kept out by
 //! their types (`LeaseToken` and the settings have no revealing `Debug`) and, for the libraries below us that
-//! print the parameters of statements and the bodies of requests, by [`FOREIGN`], which no setting can lift.
+//! print the parameters of statements and the bodies of requests, by `FOREIGN`, which no setting can lift.
 
 use std::io::IsTerminal as _;
 
