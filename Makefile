@@ -18,7 +18,7 @@ demo: ## Install what is missing, build, and run jobs on a private PostgreSQL an
 	@exec .ci/demo.sh target/debug/leasehold
 
 .PHONY: test
-test: fmt lint it doc ## Everything that CI runs
+test: fmt lint doc it ## Everything that CI runs
 
 .PHONY: fmt
 fmt: ## Formatting, checked
