@@ -6,9 +6,12 @@ use std::{collections::HashSet, time::Duration};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use leasehold::{
-    postgres::PgStore,
+    postgres::{PgStore, cancel::CancelAnswer, submit::SubmitError},
     protocol::{
-        domain::{CommandId, ContainerId, Failure, FailureKind, JobState, LeaseToken, NodeId, RetryPolicy},
+        domain::{
+            CommandId, ContainerId, Failure, FailureKind, JobDefinition, JobState, LeaseToken, NewJob,
+            NodeId, RetryPolicy, Route,
+        },
         error::{Applied, StoreErrorKind},
         ports::{
             Attach, ClaimRejection, DispatchedJob, End, Ended, Grant, LeaseStore, ListedAnswer, ListedClaim,
@@ -21,6 +24,7 @@ use tokio_postgres::Client;
 
 use crate::support::{
     database::{TestDatabase, settings},
+    eventually::eventually,
     jobs::{LEASE, claim_many, claimant, held, open, picture, queue_many},
     proxy::Proxy,
 };
@@ -300,6 +304,55 @@ async fn other_calls_whose_answer_is_lost_can_be_repeated() {
     assert_unknown(store.report_progress(authority, "1").await, &proxy, &mut lost);
     assert!(matches!(store.report_progress(authority, "1").await.unwrap(), Renewal::Held { .. }));
     assert_eq!(counted(&client, "job_progress").await, 1);
+}
+
+/// Submit, dispatch, cancel, reconcile: asked again, they have the effect of one.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_needs_no_lease_can_be_repeated_when_its_answer_is_lost() {
+    let database = TestDatabase::create().await;
+    let (store, proxy) = fragile(&database).await;
+    let client = database.client().await;
+    let mut lost = 0;
+
+    let mut job = NewJob::ad_hoc(JobDefinition::Handler { name: "h".to_owned() });
+    job.idempotency_key = Some("once".to_owned());
+    proxy.swallow_next_answer();
+    let Err(SubmitError::Store(error)) = store.submit(&job).await else { panic!("the answer was swallowed") };
+    assert_unknown::<()>(Err(error), &proxy, &mut lost);
+    let again = store.submit(&job).await.unwrap();
+    assert!(!again.created, "the first request is the job");
+    assert_eq!(counted(&client, "jobs").await, 1);
+
+    // Back to PENDING and due, so that there is something to dispatch.
+    let owner = claimant("w1");
+    let request = OpenClaim { routes: [Route::handler("h")].into(), ..open(&owner, 1) };
+    let grant = store.claim(&request).await.unwrap().grants.pop().unwrap();
+    let release = End::Release { delay: Duration::ZERO, reason: "test" };
+    store.end(&grant.authority, CommandId::generate(), &release).await.unwrap();
+    proxy.swallow_next_answer();
+    assert_unknown(store.dispatch(&owner.namespace, 10).await, &proxy, &mut lost);
+    eventually(Duration::from_secs(5), "the job is queued", async || {
+        store.dispatch(&owner.namespace, 10).await.unwrap();
+        (counted(&client, "ready").await == 1).then_some(())
+    })
+    .await;
+    let attempt: i32 =
+        client.query_one("select dispatch_attempt from leasehold.ready", &[]).await.unwrap().get(0);
+    assert_eq!(attempt, 2, "dispatched once more, not twice");
+
+    let request = OpenClaim { command: CommandId::generate(), ..request };
+    let grant = store.claim(&request).await.unwrap().grants.pop().unwrap();
+    proxy.swallow_next_answer();
+    assert_unknown(store.reconcile(&grant.authority).await, &proxy, &mut lost);
+    assert!(matches!(store.reconcile(&grant.authority).await.unwrap(), Reconciliation::Live { .. }));
+
+    proxy.swallow_next_answer();
+    let asked = store.request_cancel(&owner.namespace, again.job, Duration::from_secs(1)).await;
+    assert_unknown(asked, &proxy, &mut lost);
+    let asked = store.request_cancel(&owner.namespace, again.job, Duration::from_secs(1)).await.unwrap();
+    assert!(matches!(asked, CancelAnswer::Requested { .. }), "{asked:?}");
+    let ended = store.end(&grant.authority, CommandId::generate(), &End::Cancel).await.unwrap();
+    assert_eq!(ended, Ended::Terminal(JobState::Canceled));
 }
 
 /// A command id stands for one request; everything that was asked for counts.
