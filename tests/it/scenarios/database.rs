@@ -81,7 +81,7 @@ async fn a_restart_of_the_database_costs_no_job_and_runs_none_twice() {
     }
     assert_eq!(runs.load(Ordering::SeqCst), 3, "each was run once");
     assert!(running.actors().is_good(), "{:?}", running.actors());
-    eventually(Duration::from_secs(10), "it listens again", async || {
+    eventually(Duration::from_secs(60), "it listens again", async || {
         running.health().hints().filter(|hints| hints.listening && hints.reconnects >= 1)
     })
     .await;
