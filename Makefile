@@ -47,7 +47,7 @@ doc: ## Documentation and its examples
 bench: ## The benchmark of docs/benchmarks.md, on a private PostgreSQL
 	@.ci/needs.sh test
 	cargo build --locked --release
-	tests/services.sh run -- bash -c 'target/release/leasehold bench --database-url "$$LEASEHOLD_TEST_DATABASE_URL"'
+	tests/services.sh run -- bash -c 'export DATABASE_URL=$$LEASEHOLD_TEST_DATABASE_URL; target/release/leasehold migrate && target/release/leasehold bench'
 
 .PHONY: clean
 clean: ## Remove what was built, and stop the tests' services
