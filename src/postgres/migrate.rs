@@ -23,8 +23,8 @@ mod embedded {
 const HISTORY: &str = "leasehold.schema_history";
 /// "lease" on a telephone keypad, twice: nobody else's advisory lock.
 const LOCK: i64 = 5_327_353_273;
-/// The longest that `run` waits for other migrators and for sessions that hold a table.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest that [`run`] waits for other migrators, and for sessions that hold a table.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest that one attempt may hold everybody up behind its own lock request.
 const TABLE_LOCK_WAIT: Duration = Duration::from_secs(2);
 
@@ -92,33 +92,37 @@ pub enum MigrateError {
     Failed(String),
 }
 
-/// Applies what is missing.
+/// Applies what is missing. Waits for whoever is in the way for [`PATIENCE`] at most.
 ///
 /// # Errors
 /// [`MigrateError`]; what was not reported as applied has left no trace.
 pub async fn run(settings: &DatabaseSettings) -> Result<MigrationReport, MigrateError> {
+    run_within(settings, PATIENCE).await
+}
+
+/// As [`run`], with a patience of one's own.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_within(
+    settings: &DatabaseSettings,
+    patience: Duration,
+) -> Result<MigrationReport, MigrateError> {
     let started = Instant::now();
     let keeper = connect_plain(settings).await?;
     keeper.batch_execute("begin").await.map_err(|e| failed(&e))?;
-    take_lock(&keeper).await?;
+    take_lock(&keeper, patience).await?;
 
     let mut migrator = connect_plain(settings).await?;
-    if let SchemaStatus::Newer { version, latest } = status_of(&migrator).await? {
-        return Err(MigrateError::Newer { version, latest });
-    }
     let report = loop {
         let mut blocker = Blocker::default();
         match attempt(&mut migrator, &keeper, &mut blocker).await {
             Ok(report) => break report,
-            Err(e) if is_lock_timeout(&e) => {
-                if started.elapsed() > PATIENCE {
-                    return Err(MigrateError::Blocked {
-                        waited: started.elapsed(),
-                        blocker: blocker.describe(),
-                    });
-                }
+            Err(Stopped::Refused(e)) => return Err(e),
+            Err(Stopped::Blocked) if started.elapsed() < patience => {}
+            Err(Stopped::Blocked) => {
+                return Err(MigrateError::Blocked { waited: started.elapsed(), blocker: blocker.describe() });
             }
-            Err(e) => return Err(MigrateError::Failed(explain(&e))),
         }
     };
     keeper.batch_execute("commit").await.map_err(|e| failed(&e))?;
@@ -141,15 +145,20 @@ pub fn latest() -> i32 {
 }
 
 pub(super) async fn status_of(client: &tokio_postgres::Client) -> Result<SchemaStatus, MigrateError> {
+    look(client).await.map_err(|e| failed(&e))
+}
+
+async fn look(client: &tokio_postgres::Client) -> Result<SchemaStatus, tokio_postgres::Error> {
     let latest = latest();
     let table = scalar(client, "select to_regclass('leasehold.schema_history')::text").await?;
     let version = match table {
         None => None,
         Some(_) => scalar(client, "select max(version)::text from leasehold.schema_history").await?,
     };
-    let Some(version) = version else { return Ok(SchemaStatus::Missing) };
-    let version: i32 =
-        version.parse().map_err(|_| MigrateError::Failed("the schema's history is not ours".to_owned()))?;
+    // refinery's column is an integer.
+    let Some(version) = version.and_then(|version| version.parse::<i32>().ok()) else {
+        return Ok(SchemaStatus::Missing);
+    };
     Ok(match version.cmp(&latest) {
         std::cmp::Ordering::Equal => SchemaStatus::Current { version },
         std::cmp::Ordering::Less => SchemaStatus::Behind { version, latest },
@@ -158,16 +167,19 @@ pub(super) async fn status_of(client: &tokio_postgres::Client) -> Result<SchemaS
 }
 
 /// One value by the simple protocol, which every pooler passes on.
-async fn scalar(client: &tokio_postgres::Client, query: &str) -> Result<Option<String>, MigrateError> {
-    let messages = client.simple_query(query).await.map_err(|e| failed(&e))?;
+async fn scalar(
+    client: &tokio_postgres::Client,
+    query: &str,
+) -> Result<Option<String>, tokio_postgres::Error> {
+    let messages = client.simple_query(query).await?;
     Ok(messages.iter().find_map(|m| match m {
         tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
         _ => None,
     }))
 }
 
-async fn take_lock(keeper: &tokio_postgres::Client) -> Result<(), MigrateError> {
-    let wait = PATIENCE.as_millis();
+async fn take_lock(keeper: &tokio_postgres::Client, patience: Duration) -> Result<(), MigrateError> {
+    let wait = patience.as_millis();
     let lock = format!("set local lock_timeout = {wait}; select pg_advisory_xact_lock({LOCK})");
     match keeper.batch_execute(&lock).await {
         Ok(()) => Ok(()),
@@ -180,13 +192,35 @@ async fn take_lock(keeper: &tokio_postgres::Client) -> Result<(), MigrateError> 
                  where l.locktype = 'advisory' and l.granted \
                    and ((l.classid::bigint << 32) | l.objid::bigint) = {LOCK} limit 1"
             );
-            let holder = scalar(keeper, &holder).await?;
+            let holder = scalar(keeper, &holder).await.map_err(|e| failed(&e))?;
             Err(MigrateError::Blocked {
-                waited: PATIENCE,
+                waited: patience,
                 blocker: holder.unwrap_or_else(|| "another migration".to_owned()),
             })
         }
         Err(e) => Err(failed(&e)),
+    }
+}
+
+/// Why a try ended.
+enum Stopped {
+    /// Somebody held a table for too long; another try may be luckier.
+    Blocked,
+    Refused(MigrateError),
+}
+
+impl From<tokio_postgres::Error> for Stopped {
+    fn from(e: tokio_postgres::Error) -> Self {
+        if is_lock_timeout(&e) { Self::Blocked } else { Self::Refused(failed(&e)) }
+    }
+}
+
+impl From<refinery::Error> for Stopped {
+    fn from(e: refinery::Error) -> Self {
+        match database_error(&e) {
+            Some(db) if is_lock_timeout(db) => Self::Blocked,
+            _ => Self::Refused(MigrateError::Failed(explain(&e))),
+        }
     }
 }
 
@@ -195,18 +229,22 @@ async fn attempt(
     migrator: &mut tokio_postgres::Client,
     keeper: &tokio_postgres::Client,
     blocker: &mut Blocker,
-) -> Result<refinery::Report, refinery::Error> {
+) -> Result<refinery::Report, Stopped> {
+    // "if not exists" would ask for the right to create schemas even where there is nothing to create.
     let setup = format!(
-        "set lock_timeout = {}; set client_min_messages = warning; create schema if not exists leasehold",
+        "set lock_timeout = {}; set client_min_messages = warning; \
+         do $$ begin if to_regnamespace('leasehold') is null then create schema leasehold; end if; end $$",
         TABLE_LOCK_WAIT.as_millis()
     );
-    let pid = scalar(migrator, "select pg_backend_pid()::text").await.ok().flatten().unwrap_or_default();
+    let pid = scalar(migrator, "select pg_backend_pid()::text").await?.unwrap_or_default();
     let work = async {
-        // An error here shows again, with a better text, in the migration itself.
-        let _ = migrator.batch_execute(&setup).await;
+        migrator.batch_execute(&setup).await?;
+        if let SchemaStatus::Newer { version, latest } = look(migrator).await? {
+            return Err(Stopped::Refused(MigrateError::Newer { version, latest }));
+        }
         let mut runner = embedded::migrations::runner().set_abort_missing(true).set_abort_divergent(true);
         runner.set_migration_table_name(HISTORY);
-        runner.run_async(migrator).await
+        Ok(runner.run_async(migrator).await?)
     };
     let watch = async {
         loop {
@@ -247,8 +285,8 @@ impl Blocker {
     }
 }
 
-fn is_lock_timeout(e: &refinery::Error) -> bool {
-    database_error(e).is_some_and(|e| e.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
+fn is_lock_timeout(e: &tokio_postgres::Error) -> bool {
+    e.code() == Some(&SqlState::LOCK_NOT_AVAILABLE)
 }
 
 fn database_error(e: &refinery::Error) -> Option<&tokio_postgres::Error> {

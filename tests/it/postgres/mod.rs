@@ -4,6 +4,7 @@ mod authority;
 mod cancelling;
 mod claiming;
 mod conformance;
+mod connecting;
 mod differential;
 mod group_commit;
 mod harness;

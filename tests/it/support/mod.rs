@@ -8,4 +8,5 @@ pub mod jobs;
 pub mod pgbouncer;
 pub mod proxy;
 pub mod rows;
+pub mod server;
 pub mod services;
