@@ -1,6 +1,7 @@
 //! Scenarios: what users met elsewhere, played against the real thing. Ids in the tests' comments name the
 //! field reports that they come from.
 
+mod bench;
 mod database;
 mod handlers;
 mod heartbeat;
