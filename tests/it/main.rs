@@ -4,6 +4,7 @@
 #![allow(missing_docs, unreachable_pub, reason = "a test binary has no readers but its authors")]
 
 mod boundary;
+mod chaos;
 mod cli;
 mod docker;
 mod docs;

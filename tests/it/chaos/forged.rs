@@ -1,0 +1,378 @@
+//! The checker's own test: a sound history passes, and each of these forgeries is rejected under the invariant
+//! that it breaks, and (but where one thing breaks two) under no other.
+
+use super::{
+    checker::{Finding, check},
+    history::{
+        Accepted, EndEvent, EndOp, Freeze, History, Holder, Kind, LeaseEvent, Micros, Outage, Outcome, Past,
+        PermitSample, Run, SECOND, Seen, SlotSample, Writer,
+    },
+};
+
+const LEASE: Micros = 5 * SECOND;
+/// Handler's job: lost by worker `a` (epoch 1), taken over by `b` (2), run again by `b` (3) and completed.
+const LOST: i64 = 1;
+/// Container's job: fails with code 7.
+const BOX: i64 = 2;
+/// Handler's job: cancelled while it runs.
+const CANCELED: i64 = 3;
+
+fn holder(job: i64, epoch: i64, owner: &str, expires: Micros) -> Holder {
+    Holder { epoch, token: format!("token-{job}-{epoch}"), owner: owner.to_owned(), expires }
+}
+
+fn event(at: Micros, job: i64, before: Option<Holder>, after: Option<Holder>, claim: i64) -> LeaseEvent {
+    LeaseEvent {
+        at,
+        job,
+        before,
+        after,
+        claim_epoch: claim,
+        lease: LEASE,
+        cancel: false,
+        postponed: false,
+        node: (job == BOX).then(|| "n1".to_owned()),
+        container: None,
+    }
+}
+
+fn past(job: i64, epoch: i64, how: &str, owner: &str, span: [Micros; 2], attempt: i32) -> Past {
+    Past {
+        job,
+        epoch,
+        how: how.to_owned(),
+        owner: owner.to_owned(),
+        granted: span[0],
+        ended: span[1],
+        attempt,
+        kind: None,
+        code: None,
+    }
+}
+
+fn end(at: Micros, job: i64, state: &str, epoch: i64, attempt: i32) -> EndEvent {
+    let (op, code, failures) = (EndOp::Came, None, [0; 3]);
+    EndEvent { at, job, op, state: state.to_owned(), code, epoch, attempt, failures }
+}
+
+fn run(job: i64, epoch: i64, writer: Writer, ticks: &[Micros], ended: bool, closed: Micros) -> Run {
+    let (started, last) = (ticks[0], ticks[ticks.len() - 1]);
+    let ended = ended.then_some(last);
+    Run { job, epoch, writer, started, ticks: ticks.to_vec(), ended, closed: Some(closed) }
+}
+
+/// A short history in which nothing is wrong: a worker is killed, a container fails as it should, a job is
+/// cancelled.
+fn sound() -> History {
+    let s = SECOND;
+    let (a, b) = (Writer::Handler { pid: 10 }, Writer::Handler { pid: 20 });
+    let h = |job, epoch, owner, expires| Some(holder(job, epoch, owner, expires));
+    let mut leases = vec![
+        event(s, LOST, None, h(LOST, 1, "a", 6 * s), 1),
+        event(2 * s, LOST, h(LOST, 1, "a", 6 * s), h(LOST, 1, "a", 7 * s), 1),
+        event(8 * s, LOST, h(LOST, 1, "a", 7 * s), h(LOST, 2, "b", 13 * s), 1),
+        event(9 * s, LOST, h(LOST, 2, "b", 13 * s), None, 1),
+        event(10 * s, LOST, None, h(LOST, 3, "b", 15 * s), 3),
+        event(11 * s, LOST, h(LOST, 3, "b", 15 * s), h(LOST, 3, "b", 16 * s), 3),
+        event(12 * s, LOST, h(LOST, 3, "b", 16 * s), None, 3),
+        event(s, BOX, None, h(BOX, 1, "b", 6 * s), 1),
+        event(2 * s, BOX, h(BOX, 1, "b", 6 * s), h(BOX, 1, "b", 7 * s), 1),
+        event(5 * s, BOX, h(BOX, 1, "b", 7 * s), None, 1),
+        event(s, CANCELED, None, h(CANCELED, 1, "b", 6 * s), 1),
+        event(2 * s, CANCELED, h(CANCELED, 1, "b", 6 * s), h(CANCELED, 1, "b", 6 * s), 1),
+        event(3 * s, CANCELED, h(CANCELED, 1, "b", 6 * s), None, 1),
+    ];
+    leases[11].cancel = true;
+    leases[8].container = Some("c1".to_owned());
+    let mut failed = past(BOX, 1, "failed", "b", [s, 5 * s], 1);
+    (failed.kind, failed.code) = (Some("USER".to_owned()), Some("7".to_owned()));
+    let mut lost = past(LOST, 2, "retrying", "b", [8 * s, 9 * s], 1);
+    (lost.kind, lost.code) = (Some("SYSTEM".to_owned()), Some("lease_lost".to_owned()));
+    let job = |job, kind, outcome| Accepted { job, kind, outcome };
+    let mut ends = vec![
+        end(12 * s, LOST, "COMPLETED", 3, 2),
+        end(5 * s, BOX, "FAILED", 1, 1),
+        end(3 * s, CANCELED, "CANCELED", 1, 1),
+    ];
+    ends[0].failures = [0, 1, 0];
+    ends[1].failures = [1, 0, 0];
+    ends[1].code = Some("7".to_owned());
+    History {
+        accepted: vec![
+            job(LOST, Kind::Handler, Outcome::Completed),
+            job(BOX, Kind::Container, Outcome::Failed { code: "7".to_owned() }),
+            job(CANCELED, Kind::Handler, Outcome::Canceled),
+        ],
+        leases,
+        ends,
+        past: vec![
+            past(LOST, 1, "expired", "a", [s, 8 * s], 1),
+            lost,
+            past(LOST, 3, "completed", "b", [10 * s, 12 * s], 2),
+            failed,
+            past(CANCELED, 1, "canceled", "b", [s, 3 * s], 1),
+        ],
+        runs: vec![
+            run(LOST, 1, a, &[2 * s, 3 * s, 4 * s], false, 5 * s),
+            run(LOST, 3, b.clone(), &[11 * s, 11 * s + 500_000], true, 12 * s),
+            run(BOX, 1, Writer::Container, &[2 * s, 3 * s, 4 * s], true, 4 * s + 100),
+            run(CANCELED, 1, b, &[2 * s], false, 3 * s),
+        ],
+        containers: vec![Seen {
+            engine: "engine-1".to_owned(),
+            id: "c1".to_owned(),
+            node: "n1".to_owned(),
+            job: BOX,
+            epoch: 1,
+            last_seen: 6 * s,
+        }],
+        nodes: vec![
+            ("n1".to_owned(), "engine-1".to_owned()),
+            ("n2".to_owned(), "engine-2".to_owned()),
+        ],
+        touched: vec![("n1".to_owned(), "c1".to_owned())],
+        slots: vec![SlotSample {
+            at: 3 * s,
+            slots: vec![("n1".to_owned(), BOX)],
+            running: vec![("n1".to_owned(), BOX)],
+        }],
+        permits: vec![PermitSample {
+            at: 13 * s,
+            worker: "b".to_owned(),
+            capacity: 8,
+            states: [0, 0, 0, 0, 0, 8],
+            last: true,
+        }],
+        standing: [LOST, BOX, CANCELED].map(|job| (job, "ended".to_owned())).to_vec(),
+        ..History::default()
+    }
+}
+
+fn broken(findings: &[Finding]) -> Vec<&'static str> {
+    findings.iter().filter(|finding| !finding.violations.is_empty()).map(|finding| finding.invariant).collect()
+}
+
+/// Forges the sound history and expects exactly these invariants to be reported.
+fn rejects(expected: &[&str], forgery: impl FnOnce(&mut History)) {
+    let mut history = sound();
+    forgery(&mut history);
+    let findings = check(&history);
+    assert_eq!(broken(&findings), expected, "{findings:#?}");
+}
+
+#[test]
+fn a_sound_history_passes_and_was_looked_at() {
+    let findings = check(&sound());
+    assert_eq!(broken(&findings), [""; 0], "{findings:#?}");
+    assert_eq!(findings.len(), 10);
+    for finding in findings {
+        assert!(finding.looked_at.iter().any(|(_, count)| *count > 0), "{finding:?}");
+    }
+}
+
+#[test]
+fn a_takeover_before_the_expiry_is_rejected() {
+    rejects(&["L1"], |history| history.leases[2].at = 7 * SECOND - 1);
+}
+
+#[test]
+fn a_grant_beside_a_grant_is_rejected() {
+    rejects(&["L1"], |history| {
+        let beside = event(3 * SECOND, CANCELED, None, Some(holder(CANCELED, 2, "a", 8 * SECOND)), 2);
+        history.leases.insert(12, beside);
+    });
+}
+
+#[test]
+fn one_token_for_two_jobs_is_rejected() {
+    rejects(&["L1"], |history| {
+        for event in &mut history.leases[7..10] {
+            for holder in [&mut event.before, &mut event.after].into_iter().flatten() {
+                holder.token = "token-3-1".to_owned();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_lease_cut_short_under_its_holder_is_rejected() {
+    rejects(&["L1"], |history| {
+        let after = history.leases[1].after.as_mut().unwrap();
+        after.expires = 4 * SECOND;
+        history.leases[2].before.as_mut().unwrap().expires = 4 * SECOND;
+    });
+}
+
+#[test]
+fn an_end_after_the_expiry_is_rejected() {
+    rejects(&["L2"], |history| {
+        history.leases[9].at = 8 * SECOND;
+    });
+}
+
+#[test]
+fn an_end_in_the_name_of_somebody_else_is_rejected() {
+    rejects(&["L2"], |history| history.past[2].owner = "a".to_owned());
+}
+
+#[test]
+fn a_revived_lease_is_rejected() {
+    rejects(&["L2", "L3"], |history| {
+        let event = &mut history.leases[5];
+        event.at = 16 * SECOND;
+        event.after.as_mut().unwrap().expires = 21 * SECOND;
+        history.leases[6].before.as_mut().unwrap().expires = 21 * SECOND;
+        history.leases[6].at = 17 * SECOND;
+    });
+}
+
+#[test]
+fn a_takeover_that_keeps_the_epoch_is_rejected() {
+    rejects(&["L4"], |history| {
+        for event in &mut history.leases[2..4] {
+            for holder in [&mut event.before, &mut event.after].into_iter().flatten() {
+                holder.epoch = 1;
+            }
+        }
+        history.past[1].epoch = 1;
+        history.past.remove(0);
+    });
+}
+
+#[test]
+fn an_epoch_that_stands_in_the_books_twice_is_rejected() {
+    rejects(&["L4", "L10"], |history| {
+        let again = history.past[2].clone();
+        history.past.push(again);
+    });
+}
+
+#[test]
+fn work_that_goes_on_beside_a_newer_epoch_is_rejected() {
+    rejects(&["L5"], |history| {
+        history.runs[0].ticks.push(11 * SECOND + 1);
+        history.runs[0].closed = Some(12 * SECOND);
+    });
+}
+
+#[test]
+fn silent_work_that_is_still_there_beside_a_newer_epoch_is_rejected() {
+    rejects(&["L5"], |history| history.runs[0].closed = None);
+}
+
+#[test]
+fn a_frozen_handler_is_excused_and_counted_and_a_container_never_is() {
+    let mut history = sound();
+    history.runs[0].ticks.push(11 * SECOND + 1);
+    history.runs[0].closed = Some(12 * SECOND);
+    history.freezes.push(Freeze { pid: 10, from: 4 * SECOND, to: 11 * SECOND + 1 });
+    let findings = check(&history);
+    assert_eq!(broken(&findings), [""; 0], "{findings:#?}");
+    let counts: Vec<usize> = findings[4].exceptions.iter().map(|(_, count)| *count).collect();
+    assert_eq!(counts, [1, 1]);
+
+    history.runs[0].writer = Writer::Container;
+    assert_eq!(broken(&check(&history)), ["L5"]);
+}
+
+#[test]
+fn a_handler_that_goes_on_long_after_it_was_woken_is_rejected() {
+    rejects(&["L5"], |history| {
+        history.runs[0].ticks.push(15 * SECOND);
+        history.runs[0].closed = Some(15 * SECOND);
+        history.runs[1].closed = Some(16 * SECOND);
+        history.freezes.push(Freeze { pid: 10, from: 4 * SECOND, to: 11 * SECOND + 1 });
+    });
+}
+
+#[test]
+fn a_lost_job_is_rejected() {
+    rejects(&["L6"], |history| {
+        history.accepted.push(Accepted { job: 9, kind: Kind::Handler, outcome: Outcome::Completed });
+    });
+}
+
+#[test]
+fn a_job_that_is_stuck_is_rejected() {
+    rejects(&["L6"], |history| {
+        history.standing[0].1 = "leases".to_owned();
+        history.ends.remove(0);
+    });
+}
+
+#[test]
+fn a_job_that_ended_twice_is_rejected() {
+    rejects(&["L6"], |history| {
+        let mut again = history.ends[1].clone();
+        again.op = EndOp::Changed;
+        history.ends.push(again);
+    });
+}
+
+#[test]
+fn another_end_than_the_scripted_one_is_rejected() {
+    rejects(&["L6"], |history| history.ends[1].code = Some("137".to_owned()));
+    rejects(&["L6"], |history| history.ends[2].state = "COMPLETED".to_owned());
+    rejects(&["L6"], |history| {
+        history.ends[0].state = "FAILED".to_owned();
+        history.ends[0].code = Some("crash_loop".to_owned());
+    });
+}
+
+#[test]
+fn a_container_that_stays_is_rejected() {
+    rejects(&["L7"], |history| history.left.push("c1".to_owned()));
+    rejects(&["L7"], |history| history.containers[0].last_seen = 60 * SECOND);
+}
+
+#[test]
+fn a_container_may_stay_while_its_node_is_out_of_reach() {
+    let mut history = sound();
+    history.containers[0].last_seen = 60 * SECOND;
+    let node = "n1".to_owned();
+    history.outages.push(Outage { node, from: 4 * SECOND, to: 50 * SECOND });
+    assert_eq!(broken(&check(&history)), [""; 0]);
+}
+
+#[test]
+fn a_container_on_another_engine_is_rejected() {
+    rejects(&["L7"], |history| history.touched.push(("n2".to_owned(), "c1".to_owned())));
+    rejects(&["L7"], |history| history.containers[0].node = "n2".to_owned());
+}
+
+#[test]
+fn a_permit_that_is_gone_or_never_comes_back_is_rejected() {
+    rejects(&["L8"], |history| history.permits[0].states[5] = 7);
+    rejects(&["L8"], |history| history.permits[0].states = [0, 1, 0, 0, 0, 7]);
+    rejects(&["L8"], |history| history.permits[0].last = false);
+}
+
+#[test]
+fn a_slot_without_its_job_or_a_job_without_its_slot_is_rejected() {
+    rejects(&["L9"], |history| history.slots[0].running.clear());
+    rejects(&["L9"], |history| history.slots[0].slots.clear());
+}
+
+#[test]
+fn work_that_was_started_twice_under_one_grant_is_rejected() {
+    rejects(&["L10"], |history| {
+        let again = history.runs[1].clone();
+        history.runs.push(again);
+    });
+}
+
+#[test]
+fn a_completion_without_its_work_is_rejected() {
+    rejects(&["L10"], |history| history.runs[1].ended = None);
+}
+
+#[test]
+fn work_that_nobody_was_granted_is_rejected() {
+    rejects(&["L10"], |history| history.runs[3].epoch = 4);
+}
+
+#[test]
+fn a_failure_that_counts_twice_is_rejected() {
+    rejects(&["L10"], |history| history.ends[1].failures[0] = 2);
+    rejects(&["L10"], |history| history.ends[0].attempt = 3);
+}
