@@ -126,10 +126,7 @@ fn sound() -> History {
             epoch: 1,
             last_seen: 6 * s,
         }],
-        nodes: vec![
-            ("n1".to_owned(), "engine-1".to_owned()),
-            ("n2".to_owned(), "engine-2".to_owned()),
-        ],
+        nodes: vec![("n1".to_owned(), "engine-1".to_owned()), ("n2".to_owned(), "engine-2".to_owned())],
         touched: vec![("n1".to_owned(), "c1".to_owned())],
         slots: vec![SlotSample {
             at: 3 * s,
@@ -149,7 +146,11 @@ fn sound() -> History {
 }
 
 fn broken(findings: &[Finding]) -> Vec<&'static str> {
-    findings.iter().filter(|finding| !finding.violations.is_empty()).map(|finding| finding.invariant).collect()
+    findings
+        .iter()
+        .filter(|finding| !finding.violations.is_empty())
+        .map(|finding| finding.invariant)
+        .collect()
 }
 
 /// Forges the sound history and expects exactly these invariants to be reported.

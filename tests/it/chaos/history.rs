@@ -131,7 +131,9 @@ pub struct Past {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Writer {
     /// A handler in this process.
-    Handler { pid: u32 },
+    Handler {
+        pid: u32,
+    },
     Container,
 }
 

@@ -9,7 +9,8 @@ use super::{
 
 /// L6: every accepted job reaches exactly one terminal state, the scripted one; none is lost, none is stuck.
 pub fn one_end_each(history: &History) -> Finding {
-    let mut finding = Finding::of("L6", "every accepted job reaches exactly one terminal state, as its script says");
+    let mut finding =
+        Finding::of("L6", "every accepted job reaches exactly one terminal state, as its script says");
     let mut ends: HashMap<i64, Vec<&EndEvent>> = HashMap::new();
     for end in &history.ends {
         ends.entry(end.job).or_default().push(end);
@@ -38,12 +39,14 @@ pub fn one_end_each(history: &History) -> Finding {
                 }
             }
             several => {
-                let story: Vec<String> = several.iter().map(|end| format!("{:?} {}", end.op, end.state)).collect();
+                let story: Vec<String> =
+                    several.iter().map(|end| format!("{:?} {}", end.op, end.state)).collect();
                 finding.violated(format!("job {job} had more than one end: {}", story.join(", ")));
             }
         }
     }
-    let known: std::collections::HashSet<i64> = history.accepted.iter().map(|accepted| accepted.job).collect();
+    let known: std::collections::HashSet<i64> =
+        history.accepted.iter().map(|accepted| accepted.job).collect();
     for job in ends.keys().filter(|job| !known.contains(job)) {
         finding.violated(format!("job {job} ended and was never accepted"));
     }

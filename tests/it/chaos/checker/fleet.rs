@@ -17,7 +17,8 @@ pub fn containers_at_home(history: &History) -> Finding {
         history.containers.iter().map(|seen| (seen.id.as_str(), seen.engine.as_str())).collect();
     for seen in &history.containers {
         if engine_of.get(seen.node.as_str()) != Some(&seen.engine.as_str()) {
-            finding.violated(format!("a container of node {} was found on engine {}", seen.node, seen.engine));
+            finding
+                .violated(format!("a container of node {} was found on engine {}", seen.node, seen.engine));
         }
     }
     finding.looked_at("containers", history.containers.len());
@@ -40,7 +41,10 @@ pub fn containers_at_home(history: &History) -> Finding {
             && let (Some(home), Some(engine)) = (home.get(id.as_str()), engine_of.get(node.as_str()))
             && home != engine
         {
-            finding.violated(format!("job {} is on node {node} and has a container of engine {home}", event.job));
+            finding.violated(format!(
+                "job {} is on node {node} and has a container of engine {home}",
+                event.job
+            ));
         }
     }
     let mut longest = 0;
@@ -63,7 +67,10 @@ pub fn containers_at_home(history: &History) -> Finding {
             ));
         }
     }
-    finding.looked_at("ms that the longest-lived outlived its grant", usize::try_from(longest / 1000).unwrap_or(0));
+    finding.looked_at(
+        "ms that the longest-lived outlived its grant",
+        usize::try_from(longest / 1000).unwrap_or(0),
+    );
     for left in &history.left {
         finding.violated(format!("left behind: {left}"));
     }
@@ -113,7 +120,10 @@ pub fn slots_are_jobs(history: &History) -> Finding {
         for (node, used) in per_node {
             most = most.max(used);
             if used > history.limits.slots_per_node {
-                finding.violated(format!("{used} jobs on node {node}, which has {}", history.limits.slots_per_node));
+                finding.violated(format!(
+                    "{used} jobs on node {node}, which has {}",
+                    history.limits.slots_per_node
+                ));
             }
         }
     }

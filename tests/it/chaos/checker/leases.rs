@@ -72,7 +72,8 @@ pub fn only_the_live_change(history: &History) -> Finding {
     let mut mutations = 0;
     for event in &history.leases {
         let change = event.change();
-        let protected = matches!(change, Change::Renewed | Change::Touched | Change::Postponed | Change::Gone);
+        let protected =
+            matches!(change, Change::Renewed | Change::Touched | Change::Postponed | Change::Gone);
         let Some(before) = event.before.as_ref().filter(|_| protected) else { continue };
         mutations += 1;
         let late = event.at - before.expires;
@@ -132,12 +133,15 @@ pub fn epochs_rise(history: &History) -> Finding {
     let mut last: HashMap<i64, i64> = HashMap::new();
     let mut grants = 0;
     for event in &history.leases {
-        let (Change::Granted | Change::TakenOver, Some(after)) = (event.change(), &event.after) else { continue };
+        let (Change::Granted | Change::TakenOver, Some(after)) = (event.change(), &event.after) else {
+            continue;
+        };
         grants += 1;
         if let Some(previous) = last.insert(event.job, after.epoch)
             && previous >= after.epoch
         {
-            finding.violated(format!("job {}: epoch {} was granted after {previous}", event.job, after.epoch));
+            finding
+                .violated(format!("job {}: epoch {} was granted after {previous}", event.job, after.epoch));
         }
     }
     finding.looked_at("grants", grants);

@@ -54,7 +54,10 @@ fn overlap(history: &History, old: &Run, new: &Run) -> Option<Micros> {
 fn excused(history: &History, old: &Run, began: Micros, until: Micros) -> bool {
     let Writer::Handler { pid } = old.writer else { return false };
     history.freezes.iter().any(|freeze| {
-        freeze.pid == pid && freeze.from <= began && began <= freeze.to && until <= freeze.to + history.limits.waking
+        freeze.pid == pid
+            && freeze.from <= began
+            && began <= freeze.to
+            && until <= freeze.to + history.limits.waking
     })
 }
 
@@ -89,7 +92,10 @@ pub fn nothing_doubled_or_lost(history: &History) -> Finding {
     for run in &history.runs {
         match granted.get(&(run.job, run.epoch)) {
             Some(at) if run.started + history.limits.statement >= *at => {}
-            _ => finding.violated(format!("job {}: work under epoch {}, which nobody was granted", run.job, run.epoch)),
+            _ => finding.violated(format!(
+                "job {}: work under epoch {}, which nobody was granted",
+                run.job, run.epoch
+            )),
         }
     }
     finding.looked_at("grants", granted.len());
@@ -143,7 +149,8 @@ fn counters(history: &History, claims: &HashMap<i64, HashSet<i64>>, finding: &mu
     for end in &history.ends {
         let counted = failures.get(&end.job).copied().unwrap_or_default();
         // A loss that a restart of the database excuses stands in the books and is not counted.
-        let fits = end.failures[0] == counted[0] && end.failures[1] <= counted[1] && end.failures[2] == counted[2];
+        let fits =
+            end.failures[0] == counted[0] && end.failures[1] <= counted[1] && end.failures[2] == counted[2];
         if !fits {
             finding.violated(format!(
                 "job {}: counted {:?} failures (USER, SYSTEM, TIMEOUT), the books have {counted:?}",
