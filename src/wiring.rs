@@ -23,7 +23,7 @@ use std::{
 
 use leasehold_actors::{
     domain::{Epoch, JobId, ProcessId, Route},
-    ports::Claimant,
+    ports::{Claimant, EngineFactory, LeaseStore},
     supervision::{Drained, Fatal, Supervision, WorkerHealth},
 };
 use tokio::{
@@ -90,6 +90,25 @@ pub(crate) struct Parts {
     pub(crate) routes: Arc<[Route]>,
     pub(crate) handlers: Handlers,
     pub(crate) heartbeat: HeartbeatProbe,
+    pub(crate) between: Between,
+}
+
+/// What stands between the actors and the adapters: nothing, but in tests that lose calls and answers there.
+pub(crate) struct Between {
+    pub(crate) store: Box<dyn FnOnce(Arc<dyn LeaseStore>) -> Arc<dyn LeaseStore> + Send>,
+    pub(crate) engines: Box<dyn FnOnce(Arc<dyn EngineFactory>) -> Arc<dyn EngineFactory> + Send>,
+}
+
+impl Default for Between {
+    fn default() -> Self {
+        Self { store: Box::new(|store| store), engines: Box::new(|engines| engines) }
+    }
+}
+
+impl std::fmt::Debug for Between {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Between")
+    }
 }
 
 /// How a worker ended.

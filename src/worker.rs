@@ -28,7 +28,11 @@ mod signals;
 
 use std::{collections::BTreeMap, future::Future, sync::Arc};
 
-use leasehold_actors::{domain::Route, error::StoreError};
+use leasehold_actors::{
+    domain::Route,
+    error::StoreError,
+    ports::{EngineFactory, LeaseStore},
+};
 use serde::{Serialize, de::DeserializeOwned};
 
 pub use self::signals::StopSignals;
@@ -83,6 +87,7 @@ pub struct WorkerBuilder {
     handlers: Handlers,
     heartbeats: bool,
     containers: bool,
+    between: wiring::Between,
 }
 
 struct Change(Box<dyn FnOnce(&mut WorkerSettings) + Send>);
@@ -195,6 +200,28 @@ impl WorkerBuilder {
         self
     }
 
+    /// For tests: puts something between the actors and the database, which loses calls and answers.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn intercept_store(
+        mut self,
+        between: impl FnOnce(Arc<dyn LeaseStore>) -> Arc<dyn LeaseStore> + Send + 'static,
+    ) -> Self {
+        self.between.store = Box::new(between);
+        self
+    }
+
+    /// For tests: the same between the actors and the container engines.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn intercept_engines(
+        mut self,
+        between: impl FnOnce(Arc<dyn EngineFactory>) -> Arc<dyn EngineFactory> + Send + 'static,
+    ) -> Self {
+        self.between.engines = Box::new(between);
+        self
+    }
+
     /// Checks the settings and connects. Claims nothing yet.
     ///
     /// # Errors
@@ -238,6 +265,7 @@ impl WorkerBuilder {
             routes: Arc::from(routes),
             handlers: self.handlers,
             heartbeat,
+            between: self.between,
         });
         Ok(Worker { wiring })
     }

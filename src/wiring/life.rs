@@ -25,14 +25,14 @@ const BACKOFF_CAP_MS: i64 = 3_600_000;
 /// Starts everything, carries out the orders, and says farewell. The runtimes end with it.
 pub(super) fn live(wiring: Wiring, orders: watch::Receiver<Order>) -> Result<WorkerExit, RunError> {
     let Wiring { parts, owner, supervision: published, hints: seen } = wiring;
-    let Parts { runtimes, store, fleet, database, settings, routes, handlers, heartbeat } = parts;
+    let Parts { runtimes, store, fleet, database, settings, routes, handlers, heartbeat, between } = parts;
     let io = runtimes.io();
     let (stuck_tell, stuck) = watch::channel(None);
     let exit_on_stuck = settings.exit_on_stuck;
     let actors = WorkerParts {
-        store: Arc::new(store.clone()),
+        store: (between.store)(Arc::new(store.clone())),
         runner: Arc::new(Workloads::new(handlers, heartbeat, runtimes.work())),
-        start_node: nodes::starter(fleet, &settings, io.clone()),
+        start_node: nodes::starter(fleet, &settings, io.clone(), between.engines),
         on_stuck: Box::new(move |job, epoch| {
             if exit_on_stuck {
                 stuck_tell.send_replace(Some(RunError::Stuck { job, epoch }));
