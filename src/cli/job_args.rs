@@ -151,7 +151,7 @@ struct CommonArgs {
     retry_backoff_cap: Option<Duration>,
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let value = humantime::parse_duration(text).map_err(|e| format!("{e}; write it like 30s or 250ms"))?;
     if value.is_zero() || value.subsec_nanos() % 1_000_000 != 0 {
         return Err("must be a whole, positive number of milliseconds; write it like 30s or 250ms".to_owned());

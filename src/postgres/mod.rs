@@ -9,9 +9,10 @@
 //! | `batch`, `protected`, `owners` | group commit; what a "no" is worth, and how it is asked again |
 //! | `claim`, `grant`, `marks`, `dispatch`, `renew`, `end`, `attach` | the verbs of the lease protocol |
 //! | `row`, `transaction` | columns by name; several statements as one |
-//! | [`submit`], `bulk`, [`read`], [`cancel`], [`retry`], [`workflow`], [`nodes`], [`workers`], [`doctor`] | what people and agents ask, as methods of [`PgStore`] |
+//! | [`submit`], `bulk`, [`read`], [`cancel`], [`retry`], [`workflow`], [`nodes`], [`workers`], [`doctor`], [`audit`] | what people and agents ask, as methods of [`PgStore`] |
 
 mod attach;
+pub mod audit;
 mod batch;
 mod bulk;
 pub mod cancel;

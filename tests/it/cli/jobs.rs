@@ -180,6 +180,35 @@ async fn doctor_finds_a_healthy_database_healthy_and_a_missing_one_missing() {
 }
 
 #[tokio::test]
+async fn an_audit_of_a_healthy_database_is_silent_and_of_a_broken_one_says_what_to_do() {
+    let database = TestDatabase::create().await;
+    let leasehold = Leasehold::on(database.url());
+    assert_eq!(leasehold.run(&["submit", "--handler", "work"]).code, 0);
+    let clean = leasehold.run(&["doctor", "--audit"]);
+    assert_eq!((clean.code, clean.out.as_str()), (0, ""), "{clean:?}");
+    assert!(clean.err.contains("over 1 jobs") && clean.err.contains("0 findings"), "{clean:?}");
+    // What is late by less than the patience is not stuck; with less patience it is.
+    let stuck = leasehold.run(&["doctor", "--audit", "--patience", "1ms"]);
+    assert_eq!((stuck.code, stuck.out.lines().count()), (1, 2), "{stuck:?}");
+    assert!(stuck.out.contains("unserved") && stuck.out.contains("start a program"), "{stuck:?}");
+    let client = database.client().await;
+    client.batch_execute("delete from leasehold.ready").await.unwrap();
+    let broken = leasehold.run(&["doctor", "--audit", "--json"]);
+    assert_eq!((broken.code, broken.out.lines().count()), (1, 1), "{broken:?}");
+    let finding: serde_json::Value = serde_json::from_str(&broken.out).unwrap();
+    assert_eq!(
+        (&finding["check"], &finding["sort"], &finding["invariant"], &finding["namespace"], &finding["job"]),
+        (&"conservation".into(), &"violation".into(), &"L6".into(), &"default".into(), &1.into())
+    );
+    assert!(finding["remedy"].as_str().unwrap().contains("submit the work anew"), "{finding}");
+    Leasehold::on("postgres://u@127.0.0.1:1/x").run(&["doctor", "--audit"]).refused(6);
+    let empty = TestDatabase::empty().await;
+    let line = Leasehold::on(empty.url()).run(&["doctor", "--audit"]).refused(2).to_owned();
+    assert!(line.contains("leasehold migrate"), "{line}");
+    Leasehold::on(database.url()).run(&["doctor", "--patience", "1s"]).refused(2);
+}
+
+#[tokio::test]
 async fn why_is_one_sentence() {
     let database = TestDatabase::create().await;
     let leasehold = Leasehold::on(database.url());

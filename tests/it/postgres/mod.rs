@@ -1,5 +1,6 @@
 //! The store on a real PostgreSQL.
 
+mod auditing;
 mod authority;
 mod cancelling;
 mod claiming;

@@ -42,6 +42,14 @@ impl TestDatabase {
         Self::make(&admin().await, "").await
     }
 
+    /// Another one with the same contents. Whoever is connected to this one is sent away.
+    pub async fn copy(&self) -> Self {
+        let admin = admin().await;
+        let gone = "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = $1";
+        admin.execute(gone, &[&self.name]).await.unwrap();
+        Self::make(&admin, &format!("template {}", self.name)).await
+    }
+
     async fn make(admin: &Client, how: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
