@@ -56,11 +56,15 @@ enum Command {
         node: NodeId,
     },
     /// Take a node out of the list
+    ///
+    /// Refused while jobs are RUNNING there. With --force its engine counts as gone: the jobs go on under their
+    /// workers as long as their leases are renewed, are given to other workers once those expire, and what still
+    /// runs on the engine then is out of everybody's reach.
     #[command(after_help = "Example: leasehold node forget builder-1")]
     Forget {
         /// The node
         node: NodeId,
-        /// Also when jobs are RUNNING there: their containers are then out of anybody's reach
+        /// Also when jobs are RUNNING there: for a machine that does not come back
         #[arg(long)]
         force: bool,
     },
@@ -87,12 +91,22 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
                     return Err(CliError::new(
                         Exit::Refused,
                         format!(
-                            "{node} runs jobs ({}); drain it and wait, or use --force: their containers are then out of reach",
+                            "{node} runs jobs ({}); drain it and wait, or, if it does not come back, use --force: its \
+                             engine then counts as gone, and what still runs there is out of reach",
                             jobs.join(", ")
                         ),
                     ));
                 }
-                NodeForgotten::Forgotten { .. } => output::line(&format!("{node} is forgotten"))?,
+                NodeForgotten::Forgotten { running } if running.is_empty() => {
+                    output::line(&format!("{node} is forgotten"))?;
+                }
+                NodeForgotten::Forgotten { running } => {
+                    let jobs: Vec<String> = running.iter().map(ToString::to_string).collect();
+                    output::line(&format!(
+                        "{node} is forgotten; jobs {} keep running only as long as their workers renew them",
+                        jobs.join(", ")
+                    ))?;
+                }
             },
         }
         Ok(Exit::Ok)
@@ -125,7 +139,7 @@ impl From<NodeError> for CliError {
             NodeError::Name(_) | NodeError::Connect(_) => Exit::Usage,
             NodeError::Engine { .. } => Exit::Unreachable,
             NodeError::LiveElsewhere { .. } | NodeError::TakenAway { .. } => Exit::Refused,
-            NodeError::ProbeDied { .. } => Exit::Failed,
+            NodeError::PartDied { .. } | NodeError::NoThread { .. } => Exit::Failed,
         };
         Self::new(exit, error.to_string())
     }

@@ -170,6 +170,8 @@ pub struct NodeSettings {
     pub heartbeat_ttl: Duration,
     /// `RUNTIME_LOST_AFTER`: how long a silent node is waited for.
     pub lost_after: Duration,
+    /// `RUNTIME_ORPHAN_INTERVAL`: how often containers that no claim stands behind are looked for.
+    pub orphan_interval: Duration,
     /// `EXECUTION_WORKER_SHUTDOWN_GRACE`: how long a drain waits for running jobs.
     pub drain_grace: Duration,
 }
@@ -302,6 +304,7 @@ impl Effective {
             heartbeat_interval: duration(Key::NodeHeartbeatInterval),
             heartbeat_ttl: duration(Key::NodeHeartbeatTtl),
             lost_after: duration(Key::NodeLostAfter),
+            orphan_interval: duration(Key::OrphanInterval),
             drain_grace: duration(Key::ShutdownGrace),
         };
         settings.check()?;

@@ -37,6 +37,7 @@ pub enum Key {
     NodeHeartbeatInterval,
     NodeHeartbeatTtl,
     NodeLostAfter,
+    OrphanInterval,
 }
 
 /// Which commands a setting is a flag of.
@@ -396,6 +397,15 @@ pub const TABLE: &[Setting] = &[
         Kind::Duration(secs(1), secs(DAY)),
         Is("60s"),
         "How long a silent node is waited for before its jobs count as lost"
+    ),
+    row!(
+        OrphanInterval,
+        "RUNTIME_ORPHAN_INTERVAL",
+        "orphan-interval",
+        Node,
+        Kind::Duration(ms(100), secs(3600)),
+        Is("30s"),
+        "How often the node looks for containers that no claim stands behind"
     ),
 ];
 

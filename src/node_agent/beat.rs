@@ -2,16 +2,21 @@
 
 use std::{future::Future, pin::Pin, time::Duration};
 
-use leasehold_actors::{error::StoreError, ports::EngineInfo};
+use leasehold_actors::{clock::BootInstant, error::StoreError, ports::EngineInfo};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
     NodeError, NodeExit,
+    fence::NodeFence,
+    orphans::Reaper,
     probe::{Health, Probe},
 };
-use crate::postgres::{
-    PgStore,
-    nodes::{NodeBeat, NodeRegistered, NodeRegistration, NodeState},
+use crate::{
+    config::NodeSettings,
+    postgres::{
+        PgStore,
+        nodes::{NodeBeat, NodeRegistered, NodeRegistration, NodeState},
+    },
 };
 
 /// How often a drain looks whether the last job has ended.
@@ -24,28 +29,37 @@ pub(super) struct Agent {
     /// The state in force, as the database last said.
     state: NodeState,
     /// When the last confirmed heartbeat was sent.
-    confirmed: Instant,
+    confirmed: BootInstant,
     /// The last heartbeat brought no answer.
     silent: bool,
+    /// The engine was not well at the last heartbeat.
+    ill: bool,
     /// Why the node is being stopped, once it is.
     draining: bool,
+    fence: NodeFence,
+    reaper: Reaper,
 }
 
 impl Agent {
     pub(super) fn new(
         store: PgStore,
         registration: NodeRegistration,
-        interval: Duration,
+        settings: &NodeSettings,
         state: NodeState,
+        fence: NodeFence,
+        reaper: Reaper,
     ) -> Self {
         Self {
             store,
             registration,
-            interval,
+            interval: settings.heartbeat_interval,
             state,
-            confirmed: Instant::now(),
+            confirmed: BootInstant::now(),
             silent: false,
+            ill: false,
             draining: false,
+            fence,
+            reaper,
         }
     }
 
@@ -69,9 +83,10 @@ impl Agent {
                 changed = probe.health.changed() => {
                     // A probing task that ended (it cannot, short of a panic) must not turn this into a spin.
                     if changed.is_err() {
-                        return Err(self.probe_is_gone());
+                        return Err(self.part_died());
                     }
                 }
+                _ = &mut self.reaper.task => return Err(self.part_died()),
             }
             next = Instant::now() + self.interval;
             self.beat(&probe).await?;
@@ -81,16 +96,25 @@ impl Agent {
 
     async fn beat(&mut self, probe: &Probe) -> Result<(), NodeError> {
         let health = probe.health.borrow().clone();
+        let well = matches!(health, Health::Well(_));
+        if std::mem::replace(&mut self.ill, !well) && well {
+            self.reaper.hurry();
+        }
         let (state, reason) = match (&health, self.draining) {
             (Health::Well(info), _) if info.engine_id != self.registration.engine.engine_id => {
                 return self.register_again(info).await;
             }
             (_, true) => (NodeState::Draining, Some("its agent is shutting down")),
+            // Nothing new is placed here while the fence is at work.
+            (Health::Well(_), false) if self.fence.is_reached() => (
+                NodeState::Unhealthy,
+                Some("its agent was silent for too long, and ends what ran here meanwhile"),
+            ),
             (Health::Well(_), false) => (NodeState::Ready, None),
             (Health::Ill(reason), false) => (NodeState::Unhealthy, Some(reason.as_str())),
         };
         let node = &self.registration;
-        let sent = Instant::now();
+        let sent = BootInstant::now();
         let answer =
             self.store.node_heartbeat(&node.namespace, &node.node, node.process, state, reason).await;
         match answer {
@@ -108,7 +132,7 @@ impl Agent {
     async fn register_again(&mut self, info: &EngineInfo) -> Result<(), NodeError> {
         let mut registration = self.registration.clone();
         registration.engine = info.clone();
-        let sent = Instant::now();
+        let sent = BootInstant::now();
         match self.store.node_register(&registration).await {
             Ok(NodeRegistered::Registered { incarnation, state }) => {
                 tracing::warn!(
@@ -116,6 +140,8 @@ impl Agent {
                     incarnation, "another engine answers at the endpoint; registered anew"
                 );
                 self.registration = registration;
+                self.fence.now_for(&info.engine_id);
+                self.reaper.now_for(&info.engine_id);
                 self.confirm(sent, state, None);
                 Ok(())
             }
@@ -129,10 +155,15 @@ impl Agent {
         }
     }
 
-    fn confirm(&mut self, sent: Instant, in_force: NodeState, reason: Option<&str>) {
+    fn confirm(&mut self, sent: BootInstant, in_force: NodeState, reason: Option<&str>) {
+        self.fence.confirmed(sent);
+        let away = Duration::from_nanos(sent.as_nanos().saturating_sub(self.confirmed.as_nanos()));
         if std::mem::take(&mut self.silent) {
-            let away = self.confirmed.elapsed();
             tracing::info!(node = %self.registration.node, ?away, "heartbeats are confirmed again");
+            self.reaper.hurry();
+        } else if away >= self.registration.heartbeat_ttl {
+            tracing::warn!(node = %self.registration.node, ?away, "this process stood still");
+            self.reaper.hurry();
         }
         self.confirmed = sent;
         if self.state != in_force {
@@ -176,6 +207,9 @@ impl Agent {
             if running == Some(0) || Instant::now() >= deadline {
                 break;
             }
+            if self.reaper.task.is_finished() {
+                return Err(self.part_died());
+            }
             tokio::select! {
                 () = now.as_mut() => break,
                 () = sleep(DRAIN_LOOK.min(deadline.saturating_duration_since(Instant::now()))) => {}
@@ -200,7 +234,7 @@ impl Agent {
         nodes.into_iter().find(|row| row.id == node.node).map(|row| row.slots_used)
     }
 
-    fn probe_is_gone(&self) -> NodeError {
-        NodeError::ProbeDied { node: self.registration.node.clone() }
+    fn part_died(&self) -> NodeError {
+        NodeError::PartDied { node: self.registration.node.clone() }
     }
 }

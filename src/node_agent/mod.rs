@@ -1,15 +1,24 @@
 //! `leasehold node`: registers a Docker engine as a runtime node and keeps it fresh.
 //!
-//! One loop beats, one task probes the engine; neither waits for the other, so that an engine which hangs does
-//! not make its node look dead, and a database which hangs does not hide the engine's state. The agent changes
-//! nothing on the engine.
+//! | part | file | does |
+//! |---|---|---|
+//! | loop | `beat` | a heartbeat at each interval and at each change; the drain |
+//! | probe | `probe` | asks the engine whether it is well |
+//! | reaper | [`orphans`] | removes containers that no claim stands behind, if PostgreSQL says so |
+//! | fence | `fence` | kills what runs here before PostgreSQL may call the node lost |
+//!
+//! None waits for another: an engine that hangs does not make its node look dead, a database that hangs does not
+//! hide the engine's state, and nothing holds up the fence.
 
 mod beat;
+mod fence;
+pub mod orphans;
 mod probe;
 
 use std::{future::Future, time::Duration};
 
 use leasehold_actors::{
+    clock::BootInstant,
     domain::{InvalidId, NodeId, ProcessId},
     error::{EngineError, StoreError},
     ports::{ContainerEngine as _, EngineInfo},
@@ -25,6 +34,8 @@ use crate::{
     },
 };
 use beat::Agent;
+use fence::{NodeFence, Way};
+use orphans::{Domain, Reaper};
 
 /// How an agent ended that was asked to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,11 +101,19 @@ pub enum NodeError {
         /// The node.
         node: NodeId,
     },
-    /// A part of the agent died; a process that goes on would say that the engine is well for ever.
-    #[error("the agent of node {node} stopped watching its engine; this is a defect, please report it")]
-    ProbeDied {
+    /// A part of the agent died; a process that goes on would say that all is well for ever.
+    #[error("a part of node {node}'s agent died; this is a defect, please report it")]
+    PartDied {
         /// The node.
         node: NodeId,
+    },
+    /// The operating system gives no thread for the fence.
+    #[error("the operating system gives node {node}'s agent no thread: {reason}")]
+    NoThread {
+        /// The node.
+        node: NodeId,
+        /// In its words.
+        reason: String,
     },
     /// The database refuses.
     #[error(transparent)]
@@ -147,12 +166,42 @@ where
     };
     tracing::info!(
         node = %registration.node, endpoint = %settings.endpoint, engine = %registration.engine.version,
-        slots = registration.max_concurrency, incarnation = registered.0, state = registered.1.as_str(),
+        slots = registration.max_concurrency, incarnation = registered.incarnation, state = registered.state.as_str(),
         "runtime node registered"
     );
+    let fleet = tokio::select! {
+        fleet = fleet(&store) => fleet?,
+        () = shutdown.as_mut() => return Ok(NodeExit::Drained),
+    };
+    let domain = Domain {
+        namespace: registration.namespace.clone(),
+        node: registration.node.clone(),
+        process: registration.process,
+        engine_id: registration.engine.engine_id.clone(),
+        fleet,
+    };
+    let way = Way { endpoint: settings.endpoint.clone(), tls: settings.tls.clone() };
+    let fence =
+        NodeFence::start(way, domain.clone(), settings.lost_after, registered.sent).map_err(|error| {
+            NodeError::NoThread { node: registration.node.clone(), reason: error.to_string() }
+        })?;
+    let reaper = Reaper::start(engine.clone(), store.clone(), domain, settings.orphan_interval);
     let probe = probe::start(engine, settings.heartbeat_interval, registration.engine.clone());
-    let agent = Agent::new(store, registration, settings.heartbeat_interval, registered.1);
+    let agent = Agent::new(store, registration, &settings, registered.state, fence, reaper);
     agent.serve(probe, shutdown, now, settings.drain_grace).await
+}
+
+/// Which fleet this is, however long the database is away.
+async fn fleet(store: &PgStore) -> Result<uuid::Uuid, StoreError> {
+    loop {
+        match store.fleet().await {
+            Err(error) if error.is_retryable() => {
+                tracing::warn!(%error, retry_in = ?RETRY, "cannot read the fleet's id yet");
+                sleep(RETRY).await;
+            }
+            answer => return answer,
+        }
+    }
 }
 
 fn registration(settings: &NodeSettings, node: NodeId, engine: EngineInfo) -> NodeRegistration {
@@ -168,14 +217,24 @@ fn registration(settings: &NodeSettings, node: NodeId, engine: EngineInfo) -> No
     }
 }
 
+/// A registration that the database has taken note of.
+struct Confirmed {
+    sent: BootInstant,
+    incarnation: i64,
+    state: NodeState,
+}
+
 /// Registers, however long the database is away. A process that holds the node's name is watched until it
 /// beats (then it lives, and we are refused) or falls silent for good (then its name is ours).
-async fn register(store: &PgStore, registration: &NodeRegistration) -> Result<(i64, NodeState), NodeError> {
+async fn register(store: &PgStore, registration: &NodeRegistration) -> Result<Confirmed, NodeError> {
     let mut delay = RETRY;
     let mut lapses_at: Option<Instant> = None;
     loop {
+        let sent = BootInstant::now();
         match store.node_register(registration).await {
-            Ok(NodeRegistered::Registered { incarnation, state }) => return Ok((incarnation, state)),
+            Ok(NodeRegistered::Registered { incarnation, state }) => {
+                return Ok(Confirmed { sent, incarnation, state });
+            }
             Ok(NodeRegistered::LiveElsewhere { endpoint, retry_after, .. }) => {
                 let lapse = Instant::now() + retry_after;
                 // It lapses later than it did at the last look: it has beaten meanwhile.

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use leasehold_actors::{
-    domain::{Failure, FailureKind, JobId, Namespace, NodeId, ProcessId},
+    domain::{ContainerId, Epoch, Failure, FailureKind, JobId, Namespace, NodeId, ProcessId},
     error::StoreError,
     ports::EngineInfo,
 };
 use serde::Serialize;
 use tokio_postgres::Row;
+use uuid::Uuid;
 
 use super::{
     PgStore, error,
@@ -82,6 +83,34 @@ pub enum NodeBeat {
     NotOurs,
 }
 
+/// Who asks which jobs are RUNNING: an agent that has listed its engine's containers.
+#[derive(Debug, Clone, Copy)]
+pub struct ClaimsQuestion<'a> {
+    /// The tenant.
+    pub namespace: &'a Namespace,
+    /// The node.
+    pub node: &'a NodeId,
+    /// The agent's process.
+    pub process: ProcessId,
+    /// The engine that was listed.
+    pub engine_id: &'a str,
+    /// The fleet whose containers were listed.
+    pub fleet: Uuid,
+    /// The jobs that the containers name.
+    pub jobs: &'a [JobId],
+}
+
+/// A RUNNING job, as far as its containers are concerned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StandingClaim {
+    /// The job.
+    pub job: JobId,
+    /// The epoch of its latest claim; a takeover keeps it.
+    pub epoch: Epoch,
+    /// The container that is attached to it.
+    pub attached: Option<ContainerId>,
+}
+
 /// The answer to a forget.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "result")]
@@ -152,6 +181,7 @@ const LIST: Sql = sql!("node_list", [TEXT]);
 const TAKE: Sql = sql!("node_take", [TEXT, TEXT]);
 const RUNNING: Sql = sql!("node_running", [TEXT, TEXT]);
 const FORGET: Sql = sql!("node_forget", [TEXT, TEXT]);
+const CLAIMS: Sql = sql!("node_claims", [TEXT, TEXT, UUID, TEXT, UUID, INT8_ARRAY]);
 
 impl NodeState {
     /// The name in the database, in JSON and on the command line.
@@ -296,6 +326,42 @@ impl PgStore {
     pub async fn node_list(&self, namespace: &Namespace) -> Result<Vec<NodeRow>, StoreError> {
         let rows = self.call("node_list", &LIST, &[&namespace.as_str()]).await?;
         rows.iter().map(node_row).collect()
+    }
+
+    /// Which of these jobs are RUNNING, and under which claim. Nothing when the asker has no say over that
+    /// engine (any more): it must touch nothing then.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub async fn node_claims(
+        &self,
+        ask: &ClaimsQuestion<'_>,
+    ) -> Result<Option<Vec<StandingClaim>>, StoreError> {
+        let jobs: Vec<i64> = ask.jobs.iter().map(|job| job.0).collect();
+        let params: [Param<'_>; 6] = [
+            &ask.namespace.as_str(),
+            &ask.node.as_str(),
+            &ask.process.0,
+            &ask.engine_id,
+            &ask.fleet,
+            &jobs,
+        ];
+        let rows = self.call("node_claims", &CLAIMS, &params).await?;
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let mut standing = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let columns = Columns::new("node_claims", row);
+            // None of the jobs is RUNNING: one row without any.
+            let Some(job) = columns.get::<Option<i64>>("job_id")? else { continue };
+            standing.push(StandingClaim {
+                job: JobId(job),
+                epoch: Epoch(columns.get("claim_epoch")?),
+                attached: columns.parse_opt("container_id")?,
+            });
+        }
+        Ok(Some(standing))
     }
 
     /// Deletes a node. Refused while jobs are RUNNING on it, unless forced: then their runtime counts as

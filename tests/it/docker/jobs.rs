@@ -97,6 +97,7 @@ impl Fleet {
             heartbeat_interval: Duration::from_millis(500),
             heartbeat_ttl: Duration::from_secs(10),
             lost_after: Duration::from_secs(60),
+            orphan_interval: Duration::from_secs(30),
             drain_grace: Duration::from_secs(1),
         };
         let agent = node_agent::run(settings, self.store.clone(), std::future::pending());

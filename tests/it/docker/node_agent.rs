@@ -39,6 +39,7 @@ fn settings(endpoint: String) -> NodeSettings {
         heartbeat_interval: Duration::from_millis(200),
         heartbeat_ttl: Duration::from_secs(2),
         lost_after: Duration::from_secs(10),
+        orphan_interval: Duration::from_secs(30),
         drain_grace: Duration::from_secs(30),
     }
 }
