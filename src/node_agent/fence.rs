@@ -186,7 +186,9 @@ fn watch(shared: &Shared, runtime: &tokio::runtime::Runtime, way: &Way) {
                     tracing::warn!(node = %domain.node, "all is dead that ran here when the time was over; the node takes jobs again");
                 }
                 Ok(()) => {}
-                Err(error) => tracing::error!(node = %domain.node, error, "cannot kill what runs here; trying on"),
+                Err(error) => {
+                    tracing::error!(node = %domain.node, error, "cannot kill what runs here; trying on")
+                }
             }
             SWEEP_AGAIN
         } else {

@@ -151,11 +151,7 @@ pub enum PassError {
 ///
 /// # Errors
 /// [`PassError`], and then nothing was touched.
-pub async fn pass(
-    engine: &dyn ContainerEngine,
-    store: &PgStore,
-    domain: &Domain,
-) -> Result<Pass, PassError> {
+pub async fn pass(engine: &dyn ContainerEngine, store: &PgStore, domain: &Domain) -> Result<Pass, PassError> {
     let found = engine.info().await?.engine_id;
     if found != domain.engine_id {
         return Err(PassError::OtherEngine { expected: domain.engine_id.clone(), found });

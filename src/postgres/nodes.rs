@@ -338,14 +338,8 @@ impl PgStore {
         ask: &ClaimsQuestion<'_>,
     ) -> Result<Option<Vec<StandingClaim>>, StoreError> {
         let jobs: Vec<i64> = ask.jobs.iter().map(|job| job.0).collect();
-        let params: [Param<'_>; 6] = [
-            &ask.namespace.as_str(),
-            &ask.node.as_str(),
-            &ask.process.0,
-            &ask.engine_id,
-            &ask.fleet,
-            &jobs,
-        ];
+        let params: [Param<'_>; 6] =
+            [&ask.namespace.as_str(), &ask.node.as_str(), &ask.process.0, &ask.engine_id, &ask.fleet, &jobs];
         let rows = self.call("node_claims", &CLAIMS, &params).await?;
         if rows.is_empty() {
             return Ok(None);

@@ -146,8 +146,10 @@ async fn an_agent_whose_every_async_thread_is_blocked_still_kills_in_time() {
     let yard = Yard::at(&services::docker_endpoint(1)).await;
     let release = Arc::new(AtomicBool::new(false));
     let (block, blocked) = mpsc::channel::<()>();
-    let (url, settings_of_node) =
-        (with_database(&services::database_url(), yard.database.name()), node_settings(yard.engine.endpoint.clone()));
+    let (url, settings_of_node) = (
+        with_database(&services::database_url(), yard.database.name()),
+        node_settings(yard.engine.endpoint.clone()),
+    );
     let until = Arc::clone(&release);
     let thread = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -101,7 +101,8 @@ async fn each_kind_of_orphan_is_removed_after_it_was_marked_and_nothing_else_is_
         ("-epoch", ("leasehold.epoch", None)),
         ("-odd", ("leasehold.job", Some("seven"))),
     ] {
-        let changes = [("leasehold.job", Some("999999997")), change, ("leasehold.test", Some(&yard.engine.mark))];
+        let changes =
+            [("leasehold.job", Some("999999997")), change, ("leasehold.test", Some(&yard.engine.mark))];
         strangers.push(yard.engine.started(&relabelled(yard.plan(held), suffix, &changes)).await);
     }
     let bare = ContainerPlan { labels: Vec::new(), ..relabelled(yard.plan(held), "-bare", &[]) };
@@ -309,8 +310,7 @@ async fn an_agent_that_finds_its_engine_or_its_database_again_looks_for_orphans_
     let mut by_proxy = settings(&proxy.url(&with_database(&services::database_url(), yard.database.name())));
     by_proxy.store_timeout = Duration::from_secs(1);
     let store = PgStore::connect(&by_proxy, tokio::runtime::Handle::current()).await.unwrap();
-    let agent =
-        Agent::start(agent_settings(engine.endpoint(), Duration::from_secs(3600)), &store).await;
+    let agent = Agent::start(agent_settings(engine.endpoint(), Duration::from_secs(3600)), &store).await;
     gone(&yard, &before, SOON).await;
 
     let meanwhile = orphan(&yard).await;
