@@ -74,6 +74,7 @@ pub async fn diagnose(settings: &DatabaseSettings, io: Handle, namespace: &Names
                 ConnectError::Newer { .. } => "use a newer leasehold",
                 ConnectError::UnsafeDefault { .. } => "set it as the line says, then connect anew",
                 ConnectError::Standby => "let DATABASE_URL name the primary",
+                ConnectError::Superseded(_) => "let DATABASE_URL name the present primary",
                 ConnectError::Address(_) | ConnectError::Unreachable(_) => {
                     "start the server, or correct DATABASE_URL"
                 }
@@ -103,6 +104,7 @@ impl PgStore {
             Ok(vec![
                 self.database(facts, round_trip)?,
                 Check::ok("schema", "fits this program"),
+                server(facts)?,
                 durability(facts)?,
                 clock(facts, sent, round_trip)?,
                 connections(facts)?,
@@ -139,6 +141,31 @@ impl PgStore {
     }
 }
 
+/// Which server the fleet is on, and what it went through.
+fn server(facts: Columns<'_>) -> Result<Check, StoreError> {
+    let (system, timeline, generation): (i64, i64, i64) =
+        (facts.get("system_id")?, facts.get("timeline")?, facts.get("cluster_generation")?);
+    let place = format!("system {system}, timeline {timeline}, cluster generation {generation}");
+    let raised: Option<DateTime<Utc>> = facts.get("raised_at")?;
+    let because: Option<&str> = facts.get("raised_because")?;
+    let Some((at, because)) = raised.zip(because) else { return Ok(Check::ok("server", place)) };
+    let what = match because {
+        "promotion" => "a standby was promoted",
+        _ => "the database came to another server (restored, upgraded or moved)",
+    };
+    let story = format!("{place}; {what}, first seen {}", at.format("%Y-%m-%d %H:%M:%S UTC"));
+    let held: f64 = facts.get("recovery_held_seconds")?;
+    Ok(if held > 0.0 {
+        Check::warn(
+            "server",
+            format!("{story}; expired leases are not taken over for {held:.0} s more"),
+            "nothing: holders on the earlier server come to their end meanwhile",
+        )
+    } else {
+        Check::ok("server", story)
+    })
+}
+
 fn durability(facts: Columns<'_>) -> Result<Check, StoreError> {
     let (standbys, synchronous): (i64, i64) = (facts.get("standbys")?, facts.get("synchronous_standbys")?);
     Ok(if !facts.get::<bool>("crash_safe")? {
@@ -148,7 +175,14 @@ fn durability(facts: Columns<'_>) -> Result<Check, StoreError> {
             "switch both on in postgresql.conf and restart the server",
         )
     } else if synchronous > 0 {
-        Check::ok("durability", "every commit is on disk, and on a synchronous standby")
+        let names: &str = facts.get("synchronous_names")?;
+        Check::ok(
+            "durability",
+            format!(
+                "replication is synchronous ({names}): every commit is on disk there too before it is answered, so a \
+                 failover to it undoes nothing"
+            ),
+        )
     } else if facts.get("wants_standby")? {
         Check::warn(
             "durability",
@@ -158,8 +192,9 @@ fn durability(facts: Columns<'_>) -> Result<Check, StoreError> {
     } else if standbys > 0 {
         Check::warn(
             "durability",
-            "replication is asynchronous: a failover undoes commits that the standby did not have yet (no job \
-             then has two live leases; some may run once more)",
+            "replication is asynchronous: a failover undoes commits that the standby did not have yet. Epochs still \
+             rise, and an earlier one is refused; but jobs submitted last may be gone, and jobs that had started or \
+             ended since may run once more",
             "set synchronous_standby_names where that matters",
         )
     } else {

@@ -27,6 +27,7 @@ const SURELY_NOT: &[&str] = &[
     "57014", // cancelled: while it ran; a cancelled wait for a standby is a warning, not an error
     "57P03", // cannot connect now
     "P0001", // raised by a function of ours
+    "LH",    // the same, with a code of its own
 ];
 
 fn surely_not(error: &DbError) -> bool {
@@ -68,7 +69,7 @@ fn kind(error: &tokio_postgres::Error) -> StoreErrorKind {
         StoreErrorKind::Timeout
     } else if *code == SqlState::READ_ONLY_SQL_TRANSACTION {
         StoreErrorKind::ReadOnly
-    } else if matches!(&code.code()[..2], "08" | "53" | "57" | "58" | "XX") {
+    } else if matches!(&code.code()[..2], "08" | "53" | "57" | "58" | "XX") || is_wrong_server(code) {
         StoreErrorKind::Unreachable
     } else {
         StoreErrorKind::Refused
@@ -82,6 +83,7 @@ pub(crate) fn spoils_connection(error: &tokio_postgres::Error) -> bool {
         None => true,
         Some(db) => {
             *db.code() == SqlState::READ_ONLY_SQL_TRANSACTION
+                || is_wrong_server(db.code())
                 || matches!(db.parsed_severity(), Some(Severity::Fatal | Severity::Panic))
                 || db.code().code().starts_with("08")
         }
@@ -91,6 +93,36 @@ pub(crate) fn spoils_connection(error: &tokio_postgres::Error) -> bool {
 /// True when the server takes no writes: a standby, or a database that was made read-only.
 pub(crate) fn is_read_only(error: &tokio_postgres::Error) -> bool {
     error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
+}
+
+/// True when the server is not the fleet's primary any more, or this connection has not been introduced to it.
+pub(crate) fn must_start_afresh(error: &tokio_postgres::Error) -> bool {
+    is_read_only(error) || error.code().is_some_and(is_wrong_server)
+}
+
+/// True when the server was the primary until another one was promoted in its place.
+pub(crate) fn is_superseded(error: &tokio_postgres::Error) -> bool {
+    error.code().map(SqlState::code) == Some("LH011")
+}
+
+fn is_wrong_server(code: &SqlState) -> bool {
+    matches!(code.code(), "LH010" | "LH011")
+}
+
+/// True for the warning that comes with the success of a commit whose wait for the standby was cut short: it stands
+/// on this server, and a failover may undo it. (Its text depends on the server's language, its origin does not.)
+pub(crate) fn is_unreplicated(notice: &DbError) -> bool {
+    *notice.code() == SqlState::WARNING && notice.routine() == Some("SyncRepWaitForLSN")
+}
+
+/// A statement that succeeded, with [`is_unreplicated`] said meanwhile.
+pub(crate) fn unreplicated(operation: &'static str) -> StoreError {
+    StoreError {
+        operation,
+        kind: StoreErrorKind::Timeout,
+        applied: Applied::Maybe,
+        message: "committed, but the wait for the synchronous standby was cancelled".to_owned(),
+    }
 }
 
 /// True when the server does not know a prepared statement that this session made, or knows another one of

@@ -268,18 +268,23 @@ async fn session(settings: &DatabaseSettings, state: &Arc<State>) -> Broken {
 type Driver = tokio::task::JoinHandle<String>;
 
 async fn listening(settings: &DatabaseSettings, state: &Arc<State>) -> Result<(Client, Driver), Broken> {
-    let mut address = tls::parse(&settings.url, settings.ca_file.as_ref()).map_err(ConnectError::from)?;
+    let mut servers =
+        tls::parse(&settings.url, settings.ca_file.as_ref()).map_err(ConnectError::from)?.servers();
+    let at = match settings.pooler {
+        Pooler::Transaction => return Err(Broken::Pooled),
+        Pooler::None if servers.len() == 1 => 0,
+        Pooler::Auto | Pooler::None => match connect::primary(settings, &servers).await? {
+            found if found.pooled => return Err(Broken::Pooled),
+            found => found.at,
+        },
+    };
+    let mut address = servers.swap_remove(at);
     address
         .config
         .keepalives_idle(PROBE_EVERY)
         .keepalives_interval(Duration::from_secs(1))
         .keepalives_retries(3)
         .tcp_user_timeout(PROBE_EVERY + PROBE_PATIENCE);
-    match settings.pooler {
-        Pooler::Transaction => return Err(Broken::Pooled),
-        Pooler::Auto if connect::probe(settings, &address).await?.1 => return Err(Broken::Pooled),
-        Pooler::Auto | Pooler::None => {}
-    }
     let (client, driver) = open(settings, &address, state).await?;
     let listen = format!("listen {READY}; listen {WAITING}; listen {CANCEL}; listen {ENDED}");
     match timeout(PROBE_PATIENCE, client.batch_execute(&listen)).await {

@@ -2,7 +2,7 @@
 //!
 //! | here | what |
 //! |---|---|
-//! | [`connect`], `tls`, `pool`, `session`, `sql_file`, `error` | how statements reach the server, and what their errors mean |
+//! | [`connect`], `servers`, `tls`, `pool`, `session`, `sql_file`, `error` | how statements reach the server, and what their errors mean |
 //! | [`migrate`] | the schema |
 //! | [`listen`] | NOTIFY as hints, polling where that does not work |
 //! | `lease_store` | the port: `impl LeaseStore for PgStore` |
@@ -38,6 +38,7 @@ mod read_jobs;
 mod renew;
 pub mod retry;
 mod row;
+mod servers;
 mod session;
 mod sql_file;
 pub mod submit;

@@ -4,16 +4,29 @@
 //! claims, ends and the other calls of a lease have a few; calls that wait for a locked row wait on others;
 //! everything else (submits, listings, pages) shares the configured rest. All are opened when first needed.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::poll_fn,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, PoolError, RecyclingMethod, Runtime};
 use futures_util::future::BoxFuture;
 use leasehold_actors::error::StoreError;
-use tokio::{runtime::Handle, task::JoinHandle};
-use tokio_postgres::Row;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    runtime::Handle,
+    task::JoinHandle,
+    time::timeout,
+};
+use tokio_postgres::{AsyncMessage, Client, Connection, Row};
 
 use super::{
     error,
+    servers::{self, Servers},
     session::{Dialect, Param, Session},
     sql_file::Sql,
     tls::Address,
@@ -48,25 +61,47 @@ pub(crate) struct Pools {
     alone: Pool,
     general: Pool,
     dialect: Arc<Dialect>,
+    unreplicated: Arc<Unreplicated>,
     /// The longest that one call may take.
     pub(crate) timeout: Duration,
 }
 
+/// Counts commits whose wait for the standby was cut short, on whichever connection.
+#[derive(Debug, Default)]
+pub(crate) struct Unreplicated(AtomicU64);
+
+impl Unreplicated {
+    pub(crate) fn count(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
 impl Pools {
-    pub(crate) fn new(settings: &DatabaseSettings, address: &Address, dialect: Dialect, io: &Handle) -> Self {
+    pub(super) fn new(
+        settings: &DatabaseSettings,
+        mut servers: Servers,
+        dialect: Dialect,
+        io: &Handle,
+    ) -> Self {
         let dialect = Arc::new(dialect);
+        let unreplicated = Arc::<Unreplicated>::default();
         let timeout = settings.store_timeout;
+        let shares = u32::try_from(servers.in_turn().len()).unwrap_or(1).max(1);
+        // One that is silent leaves time for the others.
+        let patience = timeout.mul_f64(0.9) / shares;
+        servers.each(|config| harden(config, settings, patience));
+        let servers = Arc::new(servers);
         let pool = |lane: Lane, size: usize| {
             let opener = Opener {
-                address: address.clone(),
+                servers: Arc::clone(&servers),
                 dialect: Arc::clone(&dialect),
                 io: io.clone(),
                 session: session_settings(lane, timeout),
+                patience,
+                unreplicated: Arc::clone(&unreplicated),
             };
-            let mut config = address.config.clone();
-            harden(&mut config, settings);
             let manager = Manager::from_connect(
-                config,
+                tokio_postgres::Config::new(),
                 opener,
                 ManagerConfig { recycling_method: RecyclingMethod::Fast },
             );
@@ -85,6 +120,7 @@ impl Pools {
             alone: pool(Lane::Alone, ALONE_CONNECTIONS),
             general: pool(Lane::General, settings.pool_size.max(1)),
             dialect,
+            unreplicated,
             timeout,
         }
     }
@@ -132,10 +168,13 @@ impl Pools {
         session: Session,
         work: impl AsyncFnOnce(&Session) -> Result<T, tokio_postgres::Error>,
     ) -> Result<T, StoreError> {
-        match tokio::time::timeout(self.timeout, work(&session)).await {
-            Ok(Ok(answer)) => Ok(answer),
+        let before = self.unreplicated.count();
+        match timeout(self.timeout, work(&session)).await {
+            Ok(Ok(answer)) if self.unreplicated.count() == before => Ok(answer),
+            // Perhaps it was another connection's: to ask again costs little.
+            Ok(Ok(_)) => Err(error::unreplicated(operation)),
             Ok(Err(e)) => {
-                if error::is_read_only(&e) {
+                if error::must_start_afresh(&e) {
                     self.start_afresh();
                 }
                 if error::spoils_connection(&e) {
@@ -148,6 +187,10 @@ impl Pools {
                 Err(error::timed_out(operation, self.timeout))
             }
         }
+    }
+
+    pub(crate) fn unreplicated(&self) -> &Unreplicated {
+        &self.unreplicated
     }
 
     /// The server takes no writes: whatever idles in a pool may still point at it when another one does.
@@ -169,10 +212,10 @@ impl Pools {
 }
 
 /// A dead peer is noticed, and a connect attempt ends.
-fn harden(config: &mut tokio_postgres::Config, settings: &DatabaseSettings) {
+fn harden(config: &mut tokio_postgres::Config, settings: &DatabaseSettings, connect_timeout: Duration) {
     config
         .application_name(settings.application_name.clone())
-        .connect_timeout(settings.store_timeout)
+        .connect_timeout(connect_timeout)
         .keepalives(true)
         .keepalives_idle(Duration::from_secs(10))
         .keepalives_interval(Duration::from_secs(3))
@@ -206,49 +249,87 @@ fn session_settings(lane: Lane, timeout: Duration) -> String {
 const SYNC: &str = "$SYNC";
 
 /// Opens connections on the store's own runtime, whoever asks: a caller's runtime may end before they do.
+#[derive(Clone)]
 struct Opener {
-    address: Address,
+    servers: Arc<Servers>,
     dialect: Arc<Dialect>,
     io: Handle,
     session: String,
+    /// For each server.
+    patience: Duration,
+    unreplicated: Arc<Unreplicated>,
 }
+
+type Opened = (Client, JoinHandle<()>);
 
 impl deadpool_postgres::Connect for Opener {
     fn connect(
         &self,
-        config: &tokio_postgres::Config,
-    ) -> BoxFuture<'_, Result<(tokio_postgres::Client, JoinHandle<()>), tokio_postgres::Error>> {
-        let (config, tls) = (config.clone(), self.address.tls.clone());
-        let session = (!self.dialect.is_pooled()).then(|| self.session.clone());
-        let io = self.io.clone();
-        let opened = self.io.spawn(async move {
-            let (client, connection) = config.connect(tls).await?;
-            let driver = io.spawn(async move {
-                if let Err(e) = connection.await {
-                    tracing::debug!(error = %error::describe(&e), "a database connection ended");
-                }
-            });
-            if let Some(settings) = session {
-                prepare_session(&client, &settings).await?;
-            }
-            Ok((client, driver))
-        });
-        Box::pin(async move {
-            opened.await.unwrap_or_else(|_| Err(tokio_postgres::Error::__private_api_timeout()))
-        })
+        _: &tokio_postgres::Config,
+    ) -> BoxFuture<'_, Result<Opened, tokio_postgres::Error>> {
+        let opener = self.clone();
+        let opened = self.io.spawn(async move { opener.open().await });
+        Box::pin(async move { opened.await.unwrap_or_else(|_| Err(no_answer())) })
     }
 }
 
-/// Sets up a direct connection: commits wait for the disk (or for the standby, where the server says so).
-async fn prepare_session(
-    client: &tokio_postgres::Client,
-    settings: &str,
-) -> Result<(), tokio_postgres::Error> {
-    let level = client.simple_query("show synchronous_commit").await?;
-    let level = level.iter().find_map(|m| match m {
-        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0),
-        _ => None,
-    });
-    let sync = if level == Some("remote_apply") { "remote_apply" } else { "on" };
-    client.batch_execute(&settings.replace(SYNC, sync)).await
+impl Opener {
+    /// A connection to the first server that is the fleet's primary, beginning with the one that was last time.
+    async fn open(&self) -> Result<Opened, tokio_postgres::Error> {
+        let mut refused: Option<tokio_postgres::Error> = None;
+        for (at, address) in self.servers.in_turn() {
+            match timeout(self.patience, self.open_at(at, address)).await.unwrap_or_else(|_| Err(no_answer())) {
+                Ok(opened) => return Ok(opened),
+                Err(e) => {
+                    // What a server says tells more than the silence of another.
+                    if refused.as_ref().is_none_or(|r| r.as_db_error().is_none()) {
+                        refused = Some(e);
+                    }
+                }
+            }
+        }
+        Err(refused.unwrap_or_else(no_answer))
+    }
+
+    async fn open_at(&self, at: usize, address: &Address) -> Result<Opened, tokio_postgres::Error> {
+        let (client, connection) = address.config.connect(address.tls.clone()).await?;
+        let unreplicated = Arc::clone(&self.unreplicated);
+        let driver = self.io.spawn(async move { drive(connection, &unreplicated).await });
+        let (server, level) = servers::meet(&client, Some(self.servers.known())).await?;
+        if !self.dialect.is_pooled() {
+            // Commits wait for the disk; or for the standby, where the server says so.
+            let sync = if level == "remote_apply" { "remote_apply" } else { "on" };
+            client.batch_execute(&self.session.replace(SYNC, sync)).await?;
+        }
+        self.servers.met(at, server);
+        Ok((client, driver))
+    }
+}
+
+fn no_answer() -> tokio_postgres::Error {
+    tokio_postgres::Error::__private_api_timeout()
+}
+
+/// Moves a connection's messages. A warning arrives before the success that it qualifies, and is counted before that
+/// is handed on.
+async fn drive<S, T>(mut connection: Connection<S, T>, unreplicated: &Unreplicated)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    loop {
+        match poll_fn(|cx| connection.poll_message(cx)).await {
+            Some(Ok(AsyncMessage::Notice(notice))) => {
+                if error::is_unreplicated(&notice) {
+                    unreplicated.0.fetch_add(1, Ordering::SeqCst);
+                    tracing::warn!("a commit's wait for the synchronous standby was cancelled; asking again");
+                }
+            }
+            Some(Ok(_)) => {}
+            Some(Err(e)) => {
+                return tracing::debug!(error = %error::describe(&e), "a database connection ended");
+            }
+            None => return,
+        }
+    }
 }

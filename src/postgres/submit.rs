@@ -155,7 +155,11 @@ impl PgStore {
         let asked = Asked::of(job);
         let session = self.session("submit").await?;
         let limit = self.inner.pools.timeout;
+        let before = self.inner.pools.unreplicated().count();
         match tokio::time::timeout(limit, session.query(&SUBMIT, &asked.params())).await {
+            Ok(Ok(_)) if self.inner.pools.unreplicated().count() != before => {
+                Err(error::unreplicated("submit").into())
+            }
             Ok(rows) => {
                 if rows.as_ref().is_err_and(error::spoils_connection) {
                     session.discard();

@@ -63,6 +63,77 @@ pub(crate) struct Address {
     pub(crate) tls: MakeRustlsConnect,
 }
 
+impl Address {
+    /// One address for each server that it names, in order. Which of them is the primary is for us to find out,
+    /// whatever `target_session_attrs` says: an earlier primary takes writes too.
+    pub(crate) fn servers(&self) -> Vec<Self> {
+        let given = &self.config;
+        let count = given.get_hosts().len().max(given.get_hostaddrs().len());
+        (0..count).map(|n| Self { config: only(given, n), tls: self.tls.clone() }).collect()
+    }
+
+    /// Host and port of its first server, for people.
+    pub(crate) fn name(&self) -> String {
+        let port = self.config.get_ports().first().copied().unwrap_or(5432);
+        match (self.config.get_hosts().first(), self.config.get_hostaddrs().first()) {
+            (Some(Host::Tcp(host)), _) => format!("{host}:{port}"),
+            (Some(Host::Unix(path)), _) => format!("{}:{port}", path.display()),
+            (None, Some(address)) => format!("{address}:{port}"),
+            (None, None) => "no host".to_owned(),
+        }
+    }
+}
+
+/// The same settings for the n-th server alone. (The driver's own can only be added to.)
+fn only(given: &tokio_postgres::Config, n: usize) -> tokio_postgres::Config {
+    let mut config = tokio_postgres::Config::new();
+    match given.get_hosts().get(n) {
+        Some(Host::Tcp(host)) => _ = config.host(host),
+        Some(Host::Unix(path)) => _ = config.host_path(path),
+        None => {}
+    }
+    if let Some(address) = given.get_hostaddrs().get(n) {
+        config.hostaddr(*address);
+    }
+    if let Some(port) = given.get_ports().get(n).or_else(|| given.get_ports().first()) {
+        config.port(*port);
+    }
+    if let Some(user) = given.get_user() {
+        config.user(user);
+    }
+    if let Some(password) = given.get_password() {
+        config.password(password);
+    }
+    if let Some(database) = given.get_dbname() {
+        config.dbname(database);
+    }
+    if let Some(options) = given.get_options() {
+        config.options(options);
+    }
+    if let Some(name) = given.get_application_name() {
+        config.application_name(name);
+    }
+    if let Some(limit) = given.get_connect_timeout() {
+        config.connect_timeout(*limit);
+    }
+    if let Some(limit) = given.get_tcp_user_timeout() {
+        config.tcp_user_timeout(*limit);
+    }
+    if let Some(interval) = given.get_keepalives_interval() {
+        config.keepalives_interval(interval);
+    }
+    if let Some(retries) = given.get_keepalives_retries() {
+        config.keepalives_retries(retries);
+    }
+    config
+        .keepalives(given.get_keepalives())
+        .keepalives_idle(given.get_keepalives_idle())
+        .ssl_mode(given.get_ssl_mode())
+        .ssl_negotiation(given.get_ssl_negotiation())
+        .channel_binding(given.get_channel_binding());
+    config
+}
+
 /// Takes `sslmode` and `sslrootcert` out of a connection string: the driver knows only half of their values.
 pub(crate) fn split_tls(url: &str) -> (String, Option<String>, Option<PathBuf>) {
     let (mut mode, mut root) = (None, None);

@@ -65,11 +65,15 @@ impl PgStore {
         };
         Some(match timeout(limit, begun).await {
             // From here on, no answer means that it may have happened.
-            Ok(Ok(done)) => match timeout(limit, session.commit()).await {
-                Ok(Ok(())) => Ok(done),
-                Ok(Err(e)) => Err(error::store_error(operation, &e).into()),
-                Err(_) => Err(error::timed_out(operation, limit).into()),
-            },
+            Ok(Ok(done)) => {
+                let before = self.inner.pools.unreplicated().count();
+                match timeout(limit, session.commit()).await {
+                    Ok(Ok(())) if self.inner.pools.unreplicated().count() == before => Ok(done),
+                    Ok(Ok(())) => Err(error::unreplicated(operation).into()),
+                    Ok(Err(e)) => Err(error::store_error(operation, &e).into()),
+                    Err(_) => Err(error::timed_out(operation, limit).into()),
+                }
+            }
             Ok(Err(Stop::Refused(no))) => {
                 // The connection is good; where it is not, it is closed.
                 let _ = timeout(limit, session.rollback()).await;

@@ -213,7 +213,8 @@ with routes as materialized (
            j.definition, j.payload, j.timeout_ms, j.max_user, j.max_system, j.max_timeout, j.backoff_ms,
            j.backoff_cap_ms, j.trace_parent
     from granted g
-    cross join (select f.cluster_generation from leasehold.fleet f where f.singleton) f
+    -- Raises an error on a server that the fleet has not met.
+    cross join (select leasehold.cluster_generation() as cluster_generation offset 0) f
     cross join lateral (select clock_timestamp() as now) t
     left join placements p on p.job_id = g.job_id
     cross join lateral (

@@ -3,6 +3,11 @@ select clock_timestamp() as clock,
        current_setting('server_version') as version,
        current_setting('fsync') = 'on' and current_setting('full_page_writes') = 'on' as crash_safe,
        current_setting('synchronous_standby_names') <> '' as wants_standby,
+       (select coalesce(string_agg(coalesce(nullif(r.application_name, ''), r.client_addr::text, 'unnamed'), ', '), '')
+        from pg_stat_replication r where r.sync_state in ('sync', 'quorum')) as synchronous_names,
+       f.system_id, f.timeline, f.cluster_generation, f.raised_at, f.raised_because,
+       greatest(coalesce(extract(epoch from nullif(f.recovery_held_until, '-infinity') - clock_timestamp()), 0), 0)::float8
+           as recovery_held_seconds,
        (select count(*) from pg_stat_replication) as standbys,
        (select count(*) from pg_stat_replication where sync_state in ('sync', 'quorum')) as synchronous_standbys,
        current_setting('max_connections')::integer as max_connections,
@@ -39,3 +44,4 @@ select clock_timestamp() as clock,
         where job.generation < w.generation) as stale,
        (select count(*) from leasehold.workers where namespace = $1 and stopped_at is null
           and seen_at > clock_timestamp() - interval '30 seconds') as workers
+from leasehold.fleet f
