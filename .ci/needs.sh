@@ -8,7 +8,7 @@ usage: .ci/needs.sh demo|test
 
 Installs what is missing: as root or with sudo by apt-get, otherwise it prints the exact command and stops.
   demo   PostgreSQL's server programs, a Docker Engine, a static busybox, a C compiler
-  test   the same, and pgbouncer, docker-registry, openssl and cargo-nextest
+  test   the same, and pgbouncer, docker-registry, openssl, faketime and cargo-nextest
 Nothing is started here; the demo and the tests start and stop their own services.
 TEXT
 }
@@ -38,6 +38,7 @@ need() {
     [ "$1" = demo ] || has setpriv || packages+=(util-linux)
     [ "$1" = demo ] || has docker-registry || packages+=(docker-registry)
     [ "$1" = demo ] || has openssl || packages+=(openssl)
+    [ "$1" = demo ] || has faketime || packages+=(faketime)
 }
 
 as_root() {

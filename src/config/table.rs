@@ -177,7 +177,7 @@ pub const TABLE: &[Setting] = &[
         Everywhere,
         Kind::DatabaseUrl,
         Unset,
-        "The PostgreSQL database; without it, a running `leasehold dev` of .leasehold/dev is used"
+        "The PostgreSQL database; several servers of one cluster separated by commas; without it, a running `leasehold dev` of .leasehold/dev is used"
     ),
     row!(
         DatabasePooler,

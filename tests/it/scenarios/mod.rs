@@ -3,6 +3,7 @@
 
 mod bench;
 mod database;
+mod failover;
 mod handlers;
 mod heartbeat;
 mod heartbeat_tls;
