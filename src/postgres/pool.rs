@@ -263,10 +263,7 @@ struct Opener {
 type Opened = (Client, JoinHandle<()>);
 
 impl deadpool_postgres::Connect for Opener {
-    fn connect(
-        &self,
-        _: &tokio_postgres::Config,
-    ) -> BoxFuture<'_, Result<Opened, tokio_postgres::Error>> {
+    fn connect(&self, _: &tokio_postgres::Config) -> BoxFuture<'_, Result<Opened, tokio_postgres::Error>> {
         let opener = self.clone();
         let opened = self.io.spawn(async move { opener.open().await });
         Box::pin(async move { opened.await.unwrap_or_else(|_| Err(no_answer())) })
@@ -278,7 +275,8 @@ impl Opener {
     async fn open(&self) -> Result<Opened, tokio_postgres::Error> {
         let mut refused: Option<tokio_postgres::Error> = None;
         for (at, address) in self.servers.in_turn() {
-            match timeout(self.patience, self.open_at(at, address)).await.unwrap_or_else(|_| Err(no_answer())) {
+            match timeout(self.patience, self.open_at(at, address)).await.unwrap_or_else(|_| Err(no_answer()))
+            {
                 Ok(opened) => return Ok(opened),
                 Err(e) => {
                     // What a server says tells more than the silence of another.
