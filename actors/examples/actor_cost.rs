@@ -92,6 +92,12 @@ impl LeaseStore for Instantly {
         self.done.fetch_add(1, Ordering::Relaxed);
         Ok(Ended::Terminal(JobState::Completed))
     }
+    async fn recover(&self, _: &RecoverRequest) -> Result<RecoverAnswer, StoreError> {
+        Ok(RecoverAnswer::default())
+    }
+    async fn postpone_recovery(&self, _: &Authority, _: Duration) -> Result<Postponed, StoreError> {
+        Ok(Postponed::NotLive)
+    }
     async fn reconcile(&self, _: &Authority) -> Result<Reconciliation, StoreError> {
         Ok(Reconciliation::Changed)
     }

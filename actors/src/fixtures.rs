@@ -20,7 +20,8 @@ use crate::{
     permits::PermitCounts,
     ports::{
         Attach, Authority, ClaimAnswer, Claimant, Dispatched, End, Ended, Grant, LeaseStore, ListedAnswer,
-        ListedClaim, LogAppend, LogBatch, OpenClaim, Reconciliation, Renewal, WorkRunner,
+        ListedClaim, LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer,
+        RecoverRequest, Renewal, WorkRunner,
     },
     settings::{ActorSettings, ClaimSettings, DispatchSettings, LeaseTimings},
     supervision::{Supervision, WorkerParts},
@@ -376,6 +377,20 @@ impl LeaseStore for PanickingStore {
     async fn end(&self, authority: &Authority, command: CommandId, end: &End) -> Result<Ended, StoreError> {
         self.maybe_panic(Operation::End);
         self.inner.end(authority, command, end).await
+    }
+
+    async fn recover(&self, request: &RecoverRequest) -> Result<RecoverAnswer, StoreError> {
+        self.maybe_panic(Operation::Recover);
+        self.inner.recover(request).await
+    }
+
+    async fn postpone_recovery(
+        &self,
+        authority: &Authority,
+        delay: Duration,
+    ) -> Result<Postponed, StoreError> {
+        self.maybe_panic(Operation::PostponeRecovery);
+        self.inner.postpone_recovery(authority, delay).await
     }
 
     async fn reconcile(&self, authority: &Authority) -> Result<Reconciliation, StoreError> {

@@ -288,6 +288,17 @@ pub enum End {
         /// A word for the history: `drain`, `startup`, …
         reason: &'static str,
     },
+    /// The lease that was taken over had been lost: a SYSTEM failure `lease_lost`, and one more loss. Whether a
+    /// try is left is decided in the database, where `loss_limit` losses in a row end the job as FAILED, code
+    /// `crash_loop`. A loss that overlapped a restart or a promotion of the database counts neither.
+    Lost {
+        /// The worker's defaults, used where the job's own policy is silent.
+        defaults: RetryPolicy,
+        /// How many losses in a row end the job.
+        loss_limit: i32,
+        /// What was found, for people.
+        message: String,
+    },
     /// Goes on later or elsewhere; not a failure, and the next claim is not a new attempt.
     Reschedule {
         /// The route to go on with; none keeps the present one.
@@ -346,6 +357,75 @@ pub enum Reconciliation {
     Changed,
 }
 
+/// A request to take over expired leases, the oldest first.
+#[derive(Debug, Clone)]
+pub struct RecoverRequest {
+    /// Who takes over.
+    pub owner: Claimant,
+    /// Names this batch; a repeat under the same id is the same batch.
+    pub command: CommandId,
+    /// True when an answer to this command may have been lost: recorded takeovers are read first.
+    pub repeat: bool,
+    /// How many at most.
+    pub limit: u32,
+    /// How long each takeover lasts between renewals.
+    pub lease: Duration,
+    /// Jobs whose workload this process still runs: it never takes those over. No part of the batch's identity.
+    pub running_here: Arc<[JobId]>,
+}
+
+/// The answer to a recovery.
+#[derive(Debug, Clone, Default)]
+pub struct RecoverAnswer {
+    /// What was taken over, the oldest expiry first. (A repeat: those of the recorded ones that are still live.)
+    pub takeovers: Vec<Takeover>,
+    /// Time until the next lease expires, or until the next one that was given up for a while may be tried
+    /// again; none when there is no such lease.
+    pub next_expiry: Option<Duration>,
+    /// How many expired leases this pass left behind, whatever the reason.
+    pub backlog: u64,
+    /// How long ago the oldest of those expired.
+    pub oldest: Option<Duration>,
+}
+
+/// Whether the engine that a job ran on can be asked to clean up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RuntimeStanding {
+    /// Its node heartbeats, or the job needs none.
+    Available,
+    /// Its node is forgotten, UNHEALTHY, silent past `RUNTIME_LOST_AFTER`, or has been at another engine for that
+    /// long.
+    Unavailable,
+}
+
+/// One lease taken over: the job as its new holder must know it.
+#[derive(Debug, Clone)]
+pub struct Takeover {
+    /// The grant, with a token and an epoch of its own. Its placement is the stored one.
+    pub grant: Grant,
+    /// The container that was attached.
+    pub container: Option<ContainerId>,
+    /// Whether that container's engine can be asked.
+    pub runtime: RuntimeStanding,
+    /// The epoch of the job's latest claim, which its containers carry; a takeover keeps it.
+    pub claim_epoch: Epoch,
+    /// The claim was renewed at least once. If not, nothing was ever started.
+    pub started: bool,
+    /// Somebody asked for the job to be cancelled.
+    pub cancel_requested: bool,
+    /// How long ago its cleanup was first given up for a while ([`LeaseStore::postpone_recovery`]).
+    pub cleanup_pending_for: Option<Duration>,
+}
+
+/// The answer to [`LeaseStore::postpone_recovery`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Postponed {
+    /// The lease is given up; nobody takes the job over before the delay has passed.
+    Done,
+    /// The lease is not live; nothing was changed.
+    NotLive,
+}
+
 /// The answer to a dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dispatched {
@@ -394,6 +474,21 @@ pub trait LeaseStore: Send + Sync + 'static {
 
     /// Ends the lease. A repeat under the same command id reports the recorded outcome.
     async fn end(&self, authority: &Authority, command: CommandId, end: &End) -> Result<Ended, StoreError>;
+
+    /// Takes over expired leases, the oldest first, each with a token and an epoch of its own; node, container,
+    /// slots and attempt stay. Passed over are rows that somebody holds, jobs that `running_here` names, leases
+    /// that were given up for a while, and CONTAINER jobs of a node that has been silent for less than its
+    /// `RUNTIME_LOST_AFTER`. With `repeat`, recorded takeovers that are still live are returned, and nothing new
+    /// is taken over once the command is recorded.
+    async fn recover(&self, request: &RecoverRequest) -> Result<RecoverAnswer, StoreError>;
+
+    /// Gives a lease up whose cleanup cannot be done now: it expires at once, and nobody takes it over before
+    /// `delay` has passed. The job keeps its container, its node and its slots.
+    async fn postpone_recovery(
+        &self,
+        authority: &Authority,
+        delay: Duration,
+    ) -> Result<Postponed, StoreError>;
 
     /// Tells what became of a grant, from the primary, without changing anything.
     async fn reconcile(&self, authority: &Authority) -> Result<Reconciliation, StoreError>;

@@ -141,6 +141,16 @@ pub struct WorkerSettings {
     pub system_retry_limit: i32,
     /// `EXECUTION_WORKER_SYSTEM_RETRY_BACKOFF`.
     pub system_retry_backoff: Duration,
+    /// `EXECUTION_WORKER_RECOVERY_INTERVAL`: the longest wait between two looks for expired leases.
+    pub recovery_interval: Duration,
+    /// `EXECUTION_WORKER_RECOVERY_BATCH_SIZE`: most expired leases that one statement takes over.
+    pub recovery_batch: u32,
+    /// `EXECUTION_WORKER_RECOVERY_PERMITS`: jobs recovered at once, on top of the concurrency; default an eighth of it.
+    pub recovery_permits: u32,
+    /// `EXECUTION_WORKER_LOSS_LIMIT`: lost leases in a row that end a job.
+    pub loss_limit: i32,
+    /// `RECOVERY_GIVE_UP`: how long a cleanup is tried before its engine counts as unavailable.
+    pub recovery_give_up: Duration,
     /// `EXECUTION_WORKER_ON_STUCK`: `true` ends the process when a workload cannot be ended.
     pub exit_on_stuck: bool,
     /// `HEARTBEAT_ALLOW`: networks and hosts that HEARTBEAT probes may reach although they are special.
@@ -270,6 +280,11 @@ impl Effective {
             shutdown_grace: duration(Key::ShutdownGrace),
             system_retry_limit: i32::try_from(count(Key::SystemRetryLimit)).unwrap_or(i32::MAX),
             system_retry_backoff: duration(Key::SystemRetryBackoff),
+            recovery_interval: duration(Key::RecoveryInterval),
+            recovery_batch: count(Key::RecoveryBatchSize),
+            recovery_permits: count(Key::RecoveryPermits),
+            loss_limit: i32::try_from(count(Key::LossLimit)).unwrap_or(i32::MAX),
+            recovery_give_up: duration(Key::RecoveryGiveUp),
             exit_on_stuck: self.text(Key::OnStuck) == Some("exit"),
             heartbeat_allow: self.list(Key::HeartbeatAllow),
             heartbeat_ca_file: self.path(Key::HeartbeatCaFile),

@@ -149,6 +149,8 @@ impl Effective {
         self.values.entry(Key::SafetyMargin).or_insert((Value::Duration(tenth), Origin::Default));
         let timeout = tenth.min(Duration::from_secs(5));
         self.values.entry(Key::StoreTimeout).or_insert((Value::Duration(timeout), Origin::Default));
+        let permits = (self.count(Key::Concurrency).unwrap_or(1) / 8).max(1);
+        self.values.entry(Key::RecoveryPermits).or_insert((Value::Count(permits), Origin::Default));
     }
 
     /// Replaces a value, as a flag would.

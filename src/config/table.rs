@@ -25,6 +25,11 @@ pub enum Key {
     ShutdownGrace,
     SystemRetryLimit,
     SystemRetryBackoff,
+    RecoveryInterval,
+    RecoveryBatchSize,
+    RecoveryPermits,
+    LossLimit,
+    RecoveryGiveUp,
     OnStuck,
     HeartbeatAllow,
     HeartbeatCaFile,
@@ -305,6 +310,51 @@ pub const TABLE: &[Setting] = &[
         Kind::Duration(ms(1), secs(DAY)),
         Is("30s"),
         "First back-off of a job whose own policy names none; doubles, with jitter"
+    ),
+    row!(
+        RecoveryInterval,
+        "EXECUTION_WORKER_RECOVERY_INTERVAL",
+        "recovery-interval",
+        Worker,
+        Kind::Duration(ms(100), secs(900)),
+        Is("15s"),
+        "The longest wait between two looks for expired leases; the next known expiry makes it shorter"
+    ),
+    row!(
+        RecoveryBatchSize,
+        "EXECUTION_WORKER_RECOVERY_BATCH_SIZE",
+        "recovery-batch-size",
+        Worker,
+        Count(1, 500),
+        Is("100"),
+        "Most expired leases that one statement takes over"
+    ),
+    row!(
+        RecoveryPermits,
+        "EXECUTION_WORKER_RECOVERY_PERMITS",
+        "recovery-permits",
+        Worker,
+        Count(1, 10_000),
+        Derived("an eighth of the concurrency, at least 1"),
+        "How many jobs are recovered at once, on top of the concurrency"
+    ),
+    row!(
+        LossLimit,
+        "EXECUTION_WORKER_LOSS_LIMIT",
+        "loss-limit",
+        Worker,
+        Count(1, 1000),
+        Is("3"),
+        "Lost leases in a row that end a job as FAILED, code crash_loop"
+    ),
+    row!(
+        RecoveryGiveUp,
+        "RECOVERY_GIVE_UP",
+        "recovery-give-up",
+        Worker,
+        Kind::Duration(secs(1), secs(7 * DAY)),
+        Is("10m"),
+        "How long the cleanup of a container is tried before its engine counts as unavailable"
     ),
     row!(
         OnStuck,

@@ -1,10 +1,10 @@
-//! End a lease: complete, fail, cancel, release, reschedule. Each in one statement, and each repeat answered from
+//! End a lease: complete, fail, lost, cancel, release, reschedule. Each in one statement, and each repeat answered from
 //! the lease's own row of history.
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use leasehold_actors::{
-    domain::{JobState, RetryPolicy},
+    domain::{FailureKind, JobState, RetryPolicy},
     error::StoreError,
     ports::{End, Ended},
 };
@@ -32,7 +32,7 @@ static GIVE_UP: Sql = sql!(
     [
         INT8_ARRAY, UUID_ARRAY, INT4_ARRAY, TEXT_ARRAY, TEXT_ARRAY, UUID_ARRAY, UUID_ARRAY, TEXT_ARRAY,
         TEXT_ARRAY, TEXT_ARRAY, TEXT_ARRAY, INT4_ARRAY, INT4_ARRAY, INT4_ARRAY, INT4_ARRAY, INT8_ARRAY,
-        INT8_ARRAY, INT8_ARRAY
+        INT8_ARRAY, INT8_ARRAY, INT4_ARRAY
     ]
 );
 static RESCHEDULE: Sql =
@@ -106,10 +106,10 @@ impl Verb for Complete {
     }
 }
 
-/// Fail, cancel or release.
+/// Fail, lost, cancel or release.
 pub(super) struct GiveUp;
 
-/// The columns of `give_up.sql` that differ between the three, one entry a call.
+/// The columns of `give_up.sql` that differ between them, one entry a call.
 #[derive(Default)]
 struct GiveUpColumns<'a> {
     acts: Vec<&'static str>,
@@ -123,6 +123,7 @@ struct GiveUpColumns<'a> {
     backoffs: Vec<Option<i64>>,
     caps: Vec<Option<i64>>,
     delays: Vec<i64>,
+    loss_limits: Vec<Option<i32>>,
 }
 
 impl<'a> GiveUpColumns<'a> {
@@ -130,6 +131,7 @@ impl<'a> GiveUpColumns<'a> {
         let mut defaults = RetryPolicy::default();
         let (mut act, mut kind, mut code, mut message, mut exit_code, mut delay) =
             ("cancel", None, None, None, None, 0);
+        let mut loss_limit = None;
         match end {
             End::Fail { failure, defaults: given } => {
                 act = "fail";
@@ -138,6 +140,14 @@ impl<'a> GiveUpColumns<'a> {
                 message = Some(failure.message.as_str());
                 exit_code = failure.exit_code;
                 defaults = *given;
+            }
+            End::Lost { defaults: given, loss_limit: most, message: found } => {
+                act = "lost";
+                kind = Some(FailureKind::System.as_str());
+                code = Some("lease_lost");
+                message = Some(found.as_str());
+                defaults = *given;
+                loss_limit = Some(*most);
             }
             End::Release { delay: given, reason } => {
                 act = "release";
@@ -157,6 +167,7 @@ impl<'a> GiveUpColumns<'a> {
         self.backoffs.push(defaults.backoff_ms);
         self.caps.push(defaults.backoff_cap_ms);
         self.delays.push(delay);
+        self.loss_limits.push(loss_limit);
     }
 }
 
@@ -205,6 +216,7 @@ impl Verb for GiveUp {
                     &c.backoffs,
                     &c.caps,
                     &c.delays,
+                    &c.loss_limits,
                 ],
             )
             .await

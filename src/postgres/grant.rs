@@ -104,12 +104,7 @@ pub(super) async fn recall(pools: &Pools, ask: &ClaimAsk) -> Result<Option<Claim
         && first.try_get::<_, &str>(1).map_err(garbled)? == ask.hash()
         && first.try_get::<_, bool>(2).map_err(garbled)?;
     if !same {
-        return Err(StoreError {
-            operation,
-            kind: StoreErrorKind::CommandConflict,
-            applied: Applied::No,
-            message: "command_conflict: this command id was used for another claim; use a new one".to_owned(),
-        });
+        return Err(command_conflict(operation));
     }
     let mut live = Vec::new();
     for row in &rows {
@@ -123,6 +118,16 @@ pub(super) async fn recall(pools: &Pools, ask: &ClaimAsk) -> Result<Option<Claim
             Ok(Some(live.into_iter().map(|grant| ListedAnswer::Granted(Box::new(grant))).collect()))
         }
         Wish::Listed { jobs } => recalled_list(pools, ask, jobs, live).await.map(Some),
+    }
+}
+
+/// Another request stands under the command id.
+pub(super) fn command_conflict(operation: &'static str) -> StoreError {
+    StoreError {
+        operation,
+        kind: StoreErrorKind::CommandConflict,
+        applied: Applied::No,
+        message: "command_conflict: this command id was used for another request; use a new one".to_owned(),
     }
 }
 

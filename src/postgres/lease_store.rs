@@ -4,11 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use leasehold_actors::{
-    domain::{CommandId, ContainerId, Namespace, NodeId},
+    domain::{CommandId, ContainerId, Failure, FailureKind, Namespace, NodeId},
     error::{Applied, StoreError, StoreErrorKind},
     ports::{
         Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
-        LogAppend, LogBatch, OpenClaim, Reconciliation, Renewal,
+        LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
     },
 };
 
@@ -21,6 +21,7 @@ use super::{
     grant,
     owners::Holder,
     protected::{self, Verb},
+    recover::{self, PostponeAsk, PostponeRecovery, RecoverAsk},
 };
 
 /// `LEASE_DURATION_MIN` and `LEASE_DURATION_MAX`.
@@ -153,13 +154,45 @@ impl LeaseStore for PgStore {
     }
 
     async fn end(&self, authority: &Authority, command: CommandId, end: &End) -> Result<Ended, StoreError> {
-        let ask = EndAsk { holder: self.holder(authority), command: command.0, end: end.clone() };
+        let mut end = end.clone();
+        if let End::Lost { message, .. } = &mut end {
+            *message = Failure::new(FailureKind::System, "lease_lost", std::mem::take(message)).message;
+        }
+        let ask = EndAsk { holder: self.holder(authority), command: command.0, end };
         let limit = self.inner.pools.timeout;
-        match end {
+        match &ask.end {
             End::Complete { .. } => self.inner.completions.ask(ask, limit).await,
-            End::Fail { .. } | End::Cancel | End::Release { .. } => self.inner.endings.ask(ask, limit).await,
+            End::Fail { .. } | End::Lost { .. } | End::Cancel | End::Release { .. } => {
+                self.inner.endings.ask(ask, limit).await
+            }
             End::Reschedule { .. } => self.single::<Reschedule>(ask).await,
         }
+    }
+
+    async fn recover(&self, request: &RecoverRequest) -> Result<RecoverAnswer, StoreError> {
+        let lease_ms = lease_ms("recover", request.lease)?;
+        let ask = RecoverAsk {
+            owner: self.inner.owners.share(&request.owner),
+            command: request.command,
+            repeat: request.repeat,
+            lease_ms,
+            limit: usize::try_from(request.limit).unwrap_or(usize::MAX),
+            running_here: request.running_here.iter().map(|job| job.0).collect(),
+        };
+        let inner = Arc::clone(&self.inner);
+        let limit = inner.pools.timeout;
+        protected::on(&self.inner.io, "recover", limit, async move {
+            recover::recover(&inner.pools, &inner.lookouts, &ask).await
+        })
+        .await
+    }
+
+    async fn postpone_recovery(
+        &self,
+        authority: &Authority,
+        delay: Duration,
+    ) -> Result<Postponed, StoreError> {
+        self.single::<PostponeRecovery>(PostponeAsk { holder: self.holder(authority), delay }).await
     }
 
     async fn reconcile(&self, authority: &Authority) -> Result<Reconciliation, StoreError> {

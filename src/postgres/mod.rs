@@ -8,6 +8,7 @@
 //! | `lease_store` | the port: `impl LeaseStore for PgStore` |
 //! | `batch`, `protected`, `owners` | group commit; what a "no" is worth, and how it is asked again |
 //! | `claim`, `grant`, `marks`, `dispatch`, `renew`, `end`, `attach` | the verbs of the lease protocol |
+//! | `recover`, `lookout` | expired leases: found, taken over, put off |
 //! | `row`, `transaction` | columns by name; several statements as one |
 //! | [`submit`], `bulk`, [`read`], [`cancel`], [`retry`], [`workflow`], [`nodes`], [`workers`], [`doctor`], [`audit`] | what people and agents ask, as methods of [`PgStore`] |
 
@@ -26,6 +27,7 @@ mod fleet;
 mod grant;
 mod lease_store;
 pub mod listen;
+mod lookout;
 mod marks;
 pub mod migrate;
 pub mod nodes;
@@ -35,6 +37,7 @@ mod protected;
 pub(crate) mod raw;
 pub mod read;
 mod read_jobs;
+mod recover;
 mod renew;
 pub mod retry;
 mod row;
@@ -63,6 +66,7 @@ use self::{
     claim::{ClaimAsk, ClaimReply, Desk},
     dispatch::Housekeeping,
     end::{Complete, EndAsk, GiveUp},
+    lookout::Lookouts,
     marks::Marks,
     owners::{Holder, Owners},
     pool::{Lane, Pools},
@@ -90,6 +94,7 @@ struct Inner {
     completions: Batcher<EndAsk, Ended>,
     endings: Batcher<EndAsk, Ended>,
     housekeeping: Housekeeping,
+    lookouts: Lookouts,
 }
 
 impl Inner {
@@ -109,6 +114,7 @@ impl Inner {
             endings: protected::batcher::<GiveUp>(&pools, &io),
             owners: Owners::default(),
             housekeeping: Housekeeping::default(),
+            lookouts: Lookouts::default(),
             desk,
             pools,
             io,

@@ -42,6 +42,8 @@ pub(crate) enum Lane {
     Leases,
     /// Calls that wait for a row which somebody holds: they must not keep the others from their connections.
     Alone,
+    /// Recovery's looks at all leases: the only ones that read a whole table on purpose.
+    Recovery,
     /// Everything else.
     General,
 }
@@ -50,6 +52,8 @@ pub(crate) enum Lane {
 const RENEWAL_CONNECTIONS: usize = 2;
 /// Connections for the other calls of leases: two statements of claims and two of ends may be under way.
 const LEASE_CONNECTIONS: usize = 4;
+/// A look at all leases is under way at most once.
+const RECOVERY_CONNECTIONS: usize = 1;
 /// Connections for calls that wait for a row.
 const ALONE_CONNECTIONS: usize = 3;
 
@@ -59,6 +63,7 @@ pub(crate) struct Pools {
     renewals: Pool,
     leases: Pool,
     alone: Pool,
+    recovery: Pool,
     general: Pool,
     dialect: Arc<Dialect>,
     unreplicated: Arc<Unreplicated>,
@@ -118,6 +123,7 @@ impl Pools {
             renewals: pool(Lane::Renewals, RENEWAL_CONNECTIONS),
             leases: pool(Lane::Leases, LEASE_CONNECTIONS),
             alone: pool(Lane::Alone, ALONE_CONNECTIONS),
+            recovery: pool(Lane::Recovery, RECOVERY_CONNECTIONS),
             general: pool(Lane::General, settings.pool_size.max(1)),
             dialect,
             unreplicated,
@@ -131,6 +137,7 @@ impl Pools {
             Lane::Renewals => &self.renewals,
             Lane::Leases => &self.leases,
             Lane::Alone => &self.alone,
+            Lane::Recovery => &self.recovery,
             Lane::General => &self.general,
         };
         match pool.get().await {
@@ -195,14 +202,15 @@ impl Pools {
 
     /// The server takes no writes: whatever idles in a pool may still point at it when another one does.
     fn start_afresh(&self) {
-        for pool in [&self.renewals, &self.leases, &self.alone, &self.general] {
+        for pool in [&self.renewals, &self.leases, &self.alone, &self.recovery, &self.general] {
             let _ = pool.retain(|_, _| false);
         }
     }
 
     /// How many connections there are at this moment, and how many there may be, over all pools.
     pub(crate) fn size(&self) -> (usize, usize) {
-        let all = [&self.renewals, &self.leases, &self.alone, &self.general].map(Pool::status);
+        let all =
+            [&self.renewals, &self.leases, &self.alone, &self.recovery, &self.general].map(Pool::status);
         (all.iter().map(|s| s.size).sum(), all.iter().map(|s| s.max_size).sum())
     }
 
@@ -235,7 +243,7 @@ fn session_settings(lane: Lane, timeout: Duration) -> String {
          set idle_in_transaction_session_timeout = {patience}; \
          set jit = off",
     );
-    if lane != Lane::General {
+    if !matches!(lane, Lane::General | Lane::Recovery) {
         // These statements find their rows by key, whatever the statistics say at the moment.
         settings.push_str(
             "; set plan_cache_mode = force_generic_plan; set enable_seqscan = off; \

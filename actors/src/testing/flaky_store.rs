@@ -15,7 +15,7 @@ use crate::{
     error::{Applied, StoreError, StoreErrorKind},
     ports::{
         Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
-        LogAppend, LogBatch, OpenClaim, Reconciliation, Renewal,
+        LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
     },
 };
 
@@ -38,6 +38,10 @@ pub enum Operation {
     ReportProgress,
     /// [`LeaseStore::end`]
     End,
+    /// [`LeaseStore::recover`]
+    Recover,
+    /// [`LeaseStore::postpone_recovery`]
+    PostponeRecovery,
     /// [`LeaseStore::reconcile`]
     Reconcile,
 }
@@ -228,6 +232,8 @@ impl Operation {
             Self::AppendLogs => "append_logs",
             Self::ReportProgress => "report_progress",
             Self::End => "end",
+            Self::Recover => "recover",
+            Self::PostponeRecovery => "postpone_recovery",
             Self::Reconcile => "reconcile",
         }
     }
@@ -274,6 +280,18 @@ impl LeaseStore for FlakyStore {
 
     async fn end(&self, authority: &Authority, command: CommandId, end: &End) -> Result<Ended, StoreError> {
         self.through(Operation::End, self.inner.end(authority, command, end)).await
+    }
+
+    async fn recover(&self, request: &RecoverRequest) -> Result<RecoverAnswer, StoreError> {
+        self.through(Operation::Recover, self.inner.recover(request)).await
+    }
+
+    async fn postpone_recovery(
+        &self,
+        authority: &Authority,
+        delay: Duration,
+    ) -> Result<Postponed, StoreError> {
+        self.through(Operation::PostponeRecovery, self.inner.postpone_recovery(authority, delay)).await
     }
 
     async fn reconcile(&self, authority: &Authority) -> Result<Reconciliation, StoreError> {

@@ -138,6 +138,8 @@ pub struct JobView {
     pub epoch: i64,
     /// Failures by kind: USER, SYSTEM, TIMEOUT.
     pub failures: [i32; 3],
+    /// Claims in a row that were lost.
+    pub losses: i32,
     /// PENDING: when it becomes due; none while a paused workflow holds it. QUEUED: when it was due.
     pub due_at: Option<DateTime<Utc>>,
     /// PENDING: the run that it waits for.
@@ -230,14 +232,39 @@ pub trait StoreHarness: Send + Sync {
     /// Registers a node, READY and fresh, or registers it anew.
     async fn register_node(&self, node: &TestNode);
 
-    /// Makes a node's last heartbeat so old that it is not fresh any more.
+    /// Makes a node's last heartbeat so old that it is not fresh any more, but not so old that it is lost.
     async fn silence_node(&self, namespace: &Namespace, node: &NodeId);
 
     /// Sets a node to DRAINING.
     async fn drain_node(&self, namespace: &Namespace, node: &NodeId);
 
-    /// Moves the expiry of a RUNNING job's lease into the past.
+    /// Makes a node's last heartbeat so old that it is not waited for any more.
+    async fn lose_node(&self, namespace: &Namespace, node: &NodeId);
+
+    /// Sets a node to UNHEALTHY.
+    async fn sicken_node(&self, namespace: &Namespace, node: &NodeId);
+
+    /// Removes a node, whatever runs on it.
+    async fn forget_node(&self, namespace: &Namespace, node: &NodeId);
+
+    /// Makes it so long ago that the node was registered at its engine that whatever heartbeated under its id before
+    /// counts as lost.
+    async fn age_registration(&self, namespace: &Namespace, node: &NodeId);
+
+    /// Moves the expiry of a RUNNING job's lease into the past: since its last renewal the service was not restarted.
     async fn expire(&self, job: JobId);
+
+    /// As [`StoreHarness::expire`], so long ago.
+    async fn expire_ago(&self, job: JobId, ago: Duration);
+
+    /// As [`StoreHarness::expire`], but since its last renewal the service was restarted.
+    async fn expire_over_a_restart(&self, job: JobId);
+
+    /// Raises the fleet's generation, as the promotion of a standby does.
+    async fn promote(&self);
+
+    /// Ends the time for which a job's recovery was postponed.
+    async fn end_postponement(&self, job: JobId);
 
     /// Makes a PENDING job due now.
     async fn make_due(&self, job: JobId);

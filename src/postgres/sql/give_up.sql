@@ -1,20 +1,20 @@
--- give_up.sql: ends live leases otherwise than as COMPLETED: fail, cancel or release. Whether a try is left, and
+-- give_up.sql: ends live leases otherwise than as COMPLETED: fail, lost, cancel or release. Whether a try is left, and
 -- whether a job that would wait again is CANCELED instead, is decided here.
 -- $1 jobs, ascending   $2 tokens   $3 each one's owner, an index into:   $4 namespaces   $5 workers   $6 processes
--- $7 commands   $8 'fail', 'cancel' or 'release'   $9 failure kinds   $10 codes (release: the reason)   $11 messages
+-- $7 commands   $8 'fail', 'lost', 'cancel' or 'release'   $9 failure kinds   $10 codes (release: the reason)   $11 messages
 -- $12 exit codes   the worker's defaults: $13 USER, $14 SYSTEM, $15 TIMEOUT failures, $16 back-off, $17 its cap, in ms
--- $18 delays of releases in ms
+-- $18 delays of releases in ms   $19 how many losses in a row end a job
 with asked as (
     select ($4::text[])[a.owner] as namespace, ($5::text[])[a.owner] as worker, ($6::uuid[])[a.owner] as process, a.*
     from unnest($1::bigint[], $2::uuid[], $3::integer[], $7::uuid[], $8::text[], $9::text[], $10::text[], $11::text[],
                 $12::integer[], $13::integer[], $14::integer[], $15::integer[], $16::bigint[], $17::bigint[],
-                $18::bigint[])
+                $18::bigint[], $19::integer[])
         as a (job_id, token, owner, command, act, failure_kind, code, message, exit_code, max_user, max_system,
-              max_timeout, backoff_ms, backoff_cap_ms, delay_ms)
+              max_timeout, backoff_ms, backoff_cap_ms, delay_ms, loss_limit)
 ), held as materialized (
     -- A job of a workflow also needs its workflow's row, which a change of generation holds to its end. It is taken
     -- first, as such changes go on to leases. What is locked is left to a later question.
-    select l.*, a.command, a.act, a.failure_kind as fault, a.code, a.message, a.exit_code, a.delay_ms,
+    select l.*, a.command, a.act, a.failure_kind as fault, a.code, a.message, a.exit_code, a.delay_ms, a.loss_limit,
            a.max_user, a.max_system, a.max_timeout, a.backoff_ms, a.backoff_cap_ms,
            clock_timestamp() as ended_at, w.generation is distinct from l.generation and l.workflow <> 'adhoc'
                and (l.kind <> 'RECIPE' or w.state = 'TERMINATED') as superseded
@@ -32,8 +32,11 @@ with asked as (
 ), counted as materialized (
     select h.*, c.failures, c.most,
            h.failures_user + (h.act = 'fail' and h.fault = 'USER')::integer as now_user,
-           h.failures_system + (h.act = 'fail' and h.fault = 'SYSTEM')::integer as now_system,
+           -- A loss while the database itself was away is nobody's failure.
+           h.failures_system + (h.act = 'fail' and h.fault = 'SYSTEM' or h.act = 'lost' and not h.loss_excused)::integer
+               as now_system,
            h.failures_timeout + (h.act = 'fail' and h.fault = 'TIMEOUT')::integer as now_timeout,
+           h.losses + (h.act = 'lost' and not h.loss_excused)::integer as now_losses,
            coalesce(j.backoff_ms, h.backoff_ms, 30000) as base_ms,
            coalesce(j.backoff_cap_ms, h.backoff_cap_ms, 3600000) as cap_ms
     from held h
@@ -46,29 +49,32 @@ with asked as (
                             else coalesce(j.max_timeout, h.max_timeout, 1) end as most
     ) c
 ), decided as materialized (
-    select c.*, d.how, d.how = 'canceled' and c.superseded and c.act <> 'cancel' and c.cancel_requested_at is null as stale,
+    select c.*, d.how, d.looping, d.how = 'canceled' and c.superseded and c.act <> 'cancel' and c.cancel_requested_at is null as stale,
            -- Exponential, with a cap and full jitter: anywhere between nothing and the whole step.
            case d.how when 'retrying' then c.ended_at + interval '1 millisecond'
-                          * (random() * least(c.cap_ms, c.base_ms * power(2, least(c.failures - 1, 40))))
+                          * (case when c.act = 'lost' and c.loss_excused then 0 else random() end * least(c.cap_ms, c.base_ms * power(2, least(c.failures - 1, 40))))
                       when 'released' then c.ended_at + c.delay_ms * interval '1 millisecond' end as due_at
     from counted c
     cross join lateral (
         select case when c.act = 'cancel' then 'canceled'
                     when c.act = 'fail' and c.failures >= c.most then 'failed'
+                    when o.looping or c.act = 'lost' and not c.loss_excused and c.failures >= c.most then 'failed'
                     when c.cancel_requested_at is not null or c.superseded then 'canceled'
-                    when c.act = 'fail' then 'retrying'
-                    else 'released' end as how
+                    when c.act in ('fail', 'lost') then 'retrying'
+                    else 'released' end as how, o.looping
+        from (select c.act = 'lost' and not c.loss_excused and c.now_losses >= c.loss_limit as looping) o
     ) d
 ), gone as (
     delete from leasehold.leases l where l.job_id = any (array(select h.job_id from held h))
 ), told as materialized (
     -- What the books say of the failure: a superseded job's own is not why it ended.
     select d.*,
-           case when stale then 'SYSTEM' when act = 'cancel' then null when act = 'fail' then fault
+           case when stale then 'SYSTEM' when act = 'cancel' then null when act in ('fail', 'lost') then fault
                 when how = 'released' then 'SYSTEM' end::leasehold.failure_kind as why_kind,
-           case when stale then 'superseded' when act = 'fail' or how = 'released' then code end as why_code,
+           case when stale then 'superseded' when looping then 'crash_loop'
+                when act in ('fail', 'lost') or how = 'released' then code end as why_code,
            case when stale then 'its workflow has moved on to another generation'
-                when act = 'fail' then message when how = 'released' then '' end as why_message,
+                when act in ('fail', 'lost') then message when how = 'released' then '' end as why_message,
            case when act = 'fail' and not stale then exit_code end as why_exit
     from decided d
 ), past as (
@@ -84,7 +90,7 @@ with asked as (
         dispatch_attempt, attempt, epoch, failures_user, failures_system, failures_timeout, losses, exit_code,
         failure_kind, failure_code, failure_message)
     select t.job_id, t.namespace, upper(t.how)::leasehold.job_end, t.ended_at, t.workflow, t.kind, t.route, t.rank,
-           t.generation, t.dispatch_attempt, t.attempt, t.epoch, t.now_user, t.now_system, t.now_timeout, t.losses,
+           t.generation, t.dispatch_attempt, t.attempt, t.epoch, t.now_user, t.now_system, t.now_timeout, t.now_losses,
            t.why_exit, t.why_kind, t.why_code, t.why_message
     from told t where t.how in ('failed', 'canceled')
 ), again as (
@@ -92,8 +98,8 @@ with asked as (
         rank, generation, dispatch_attempt, attempt, epoch, failures_user, failures_system, failures_timeout, losses)
     select t.job_id, t.namespace, t.due_at, t.how = 'released', t.kind, t.route, t.task, t.workflow, t.overlap_limit,
            t.rank, t.generation, t.dispatch_attempt, t.attempt, t.epoch, t.now_user, t.now_system, t.now_timeout,
-           -- Losses in a row: this lease ended by its holder's word.
-           0
+           -- Losses in a row: a lease that ended by its holder's word ends the row, if work was begun under it.
+           case when t.act = 'lost' or t.act = 'release' and not t.claim_renewed then t.now_losses else 0 end
     from told t where t.how in ('retrying', 'released')
 ), node_slots as (
     delete from leasehold.node_slots s

@@ -11,6 +11,8 @@ set endpoint = excluded.endpoint, engine_id = excluded.engine_id, process_id = e
     heartbeat_at = clock_timestamp(),
     incarnation = n.incarnation
         + case when (n.endpoint, n.engine_id) is distinct from (excluded.endpoint, excluded.engine_id) then 1 else 0 end,
+    incarnated_at = case when (n.endpoint, n.engine_id) is distinct from (excluded.endpoint, excluded.engine_id)
+                         then clock_timestamp() else n.incarnated_at end,
     state = case when n.cordoned then 'DRAINING' else 'READY' end::leasehold.node_state,
     reason = case when n.cordoned then n.reason end
 where n.process_id = excluded.process_id

@@ -20,7 +20,8 @@ update leasehold.leases l
 set lease_expires_at = case when least(l.cancel_deadline, l.run_deadline) <= clock_timestamp() then l.lease_expires_at
                             else clock_timestamp() + l.lease_ms * interval '1 millisecond' end,
     renewals = l.renewals + case when least(l.cancel_deadline, l.run_deadline) <= clock_timestamp() then 0 else 1 end,
-    claim_renewed = true
+    -- Who took it over begins nothing that the claim's holder had not begun.
+    claim_renewed = l.claim_renewed or l.epoch = l.claim_epoch
 -- By key, not by ctid: a row that was renewed since our snapshot has moved.
 where l.job_id = any (array(select h.job_id from held h))
 returning l.job_id, (extract(epoch from l.lease_expires_at - clock_timestamp()) * 1000000)::bigint as remaining_us,

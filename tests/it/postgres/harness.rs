@@ -188,7 +188,7 @@ impl StoreHarness for PgHarness {
 
     async fn silence_node(&self, namespace: &Namespace, node: &NodeId) {
         self.write(
-            "update leasehold.nodes set heartbeat_at = heartbeat_at - interval '2 hours'
+            "update leasehold.nodes set heartbeat_at = heartbeat_at - interval '90 minutes'
              where namespace = $1 and node_id = $2",
             &[&namespace.as_str(), &node.as_str()],
         )
@@ -203,9 +203,74 @@ impl StoreHarness for PgHarness {
         .await;
     }
 
-    async fn expire(&self, job: JobId) {
+    async fn lose_node(&self, namespace: &Namespace, node: &NodeId) {
         self.write(
-            "update leasehold.leases set lease_expires_at = clock_timestamp() - interval '1 ms' where job_id = $1",
+            "update leasehold.nodes set heartbeat_at = heartbeat_at - interval '4 hours'
+             where namespace = $1 and node_id = $2",
+            &[&namespace.as_str(), &node.as_str()],
+        )
+        .await;
+    }
+
+    async fn sicken_node(&self, namespace: &Namespace, node: &NodeId) {
+        self.write(
+            "update leasehold.nodes set state = 'UNHEALTHY' where namespace = $1 and node_id = $2",
+            &[&namespace.as_str(), &node.as_str()],
+        )
+        .await;
+    }
+
+    async fn forget_node(&self, namespace: &Namespace, node: &NodeId) {
+        let params: &[&(dyn ToSql + Sync)] = &[&namespace.as_str(), &node.as_str()];
+        let statement = "delete from leasehold.node_slots where namespace = $1 and node_id = $2";
+        self.client.execute(statement, params).await.unwrap();
+        self.write("delete from leasehold.nodes where namespace = $1 and node_id = $2", params).await;
+    }
+
+    async fn age_registration(&self, namespace: &Namespace, node: &NodeId) {
+        self.write(
+            "update leasehold.nodes set incarnated_at = incarnated_at - interval '4 hours'
+             where namespace = $1 and node_id = $2",
+            &[&namespace.as_str(), &node.as_str()],
+        )
+        .await;
+    }
+
+    async fn expire(&self, job: JobId) {
+        self.expire_ago(job, Duration::from_millis(1)).await;
+    }
+
+    async fn expire_ago(&self, job: JobId, ago: Duration) {
+        // The server of the tests may be younger than a lease: the stored duration says when the last renewal was.
+        self.write(
+            "update leasehold.leases
+             set lease_expires_at = clock_timestamp() - $2 * interval '1 s',
+                 lease_ms = case when pg_postmaster_start_time() > clock_timestamp() - $2 * interval '1 s'
+                                     - lease_ms * interval '1 ms' then 1 else lease_ms end
+             where job_id = $1",
+            &[&job.0, &ago.as_secs_f64()],
+        )
+        .await;
+    }
+
+    async fn expire_over_a_restart(&self, job: JobId) {
+        self.write(
+            "update leasehold.leases
+             set lease_expires_at = clock_timestamp() - interval '1 ms',
+                 lease_ms = 1000 + extract(epoch from clock_timestamp() - pg_postmaster_start_time()) * 1000
+             where job_id = $1",
+            &[&job.0],
+        )
+        .await;
+    }
+
+    async fn promote(&self) {
+        self.write("update leasehold.fleet set cluster_generation = cluster_generation + 1", &[]).await;
+    }
+
+    async fn end_postponement(&self, job: JobId) {
+        self.write(
+            "update leasehold.leases set recovery_not_before = clock_timestamp() - interval '1 ms' where job_id = $1",
             &[&job.0],
         )
         .await;
@@ -300,7 +365,7 @@ const VIEW: &str = "
     from leasehold.jobs j
     join lateral (
         select 'PENDING' as state, w.generation, w.dispatch_attempt, w.attempt, w.epoch, w.failures_user,
-               w.failures_system, w.failures_timeout, nullif(w.due_at, 'infinity') as due_at, w.blocked_by,
+               w.failures_system, w.failures_timeout, w.losses, nullif(w.due_at, 'infinity') as due_at, w.blocked_by,
                null::timestamptz as lease_expires_at, 0 as renewals, false as cancel_requested,
                null::timestamptz as cancel_deadline, null::timestamptz as run_deadline, null as node_id,
                null as container_id, w.route, w.task, null::integer as exit_code, null as failure_code,
@@ -308,17 +373,17 @@ const VIEW: &str = "
         from leasehold.waiting w where w.job_id = j.job_id
         union all
         select 'QUEUED', r.generation, r.dispatch_attempt, r.attempt, r.epoch, r.failures_user, r.failures_system,
-               r.failures_timeout, r.due_at, null, null, 0, false, null, null, null, null, r.route, r.task, null,
+               r.failures_timeout, r.losses, r.due_at, null, null, 0, false, null, null, null, null, r.route, r.task, null,
                null, null
         from leasehold.ready r where r.job_id = j.job_id
         union all
         select 'RUNNING', l.generation, l.dispatch_attempt, l.attempt, l.epoch, l.failures_user, l.failures_system,
-               l.failures_timeout, null, null, l.lease_expires_at, l.renewals, l.cancel_requested_at is not null,
+               l.failures_timeout, l.losses, null, null, l.lease_expires_at, l.renewals, l.cancel_requested_at is not null,
                l.cancel_deadline, l.run_deadline, l.node_id, l.container_id, l.route, l.task, null, null, null
         from leasehold.leases l where l.job_id = j.job_id
         union all
         select e.state::text, e.generation, e.dispatch_attempt, e.attempt, e.epoch, e.failures_user,
-               e.failures_system, e.failures_timeout, null, null, null, 0, false, null, null, null, null, e.route, '',
+               e.failures_system, e.failures_timeout, e.losses, null, null, null, 0, false, null, null, null, null, e.route, '',
                e.exit_code, e.failure_code, e.output::text
         from leasehold.ended e where e.job_id = j.job_id
     ) s on true
@@ -334,6 +399,7 @@ fn job_view(row: &Row) -> JobView {
         attempt: row.get("attempt"),
         epoch: row.get("epoch"),
         failures: [row.get("failures_user"), row.get("failures_system"), row.get("failures_timeout")],
+        losses: row.get("losses"),
         due_at: row.get::<_, Option<DateTime<Utc>>>("due_at"),
         blocked_by: row.get::<_, Option<i64>>("blocked_by").map(JobId),
         lease_expires_at: row.get("lease_expires_at"),

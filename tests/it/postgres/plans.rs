@@ -17,7 +17,7 @@ use crate::support::{
 };
 
 /// The hot statements, each with the literals to plan it with.
-const STATEMENTS: [(&str, &str, &str); 14] = [
+const STATEMENTS: [(&str, &str, &str); 17] = [
     (
         "claim",
         include_str!("../../../src/postgres/sql/claim.sql"),
@@ -49,7 +49,7 @@ const STATEMENTS: [(&str, &str, &str); 14] = [
         include_str!("../../../src/postgres/sql/give_up.sql"),
         "'{1}', array[gen_random_uuid()], '{1}', '{default}', '{w}', array[gen_random_uuid()],
          array[gen_random_uuid()], '{fail}', '{SYSTEM}', '{x}', '{y}', '{null}', '{null}', '{null}', '{null}',
-         '{null}', '{null}', '{0}'",
+         '{null}', '{null}', '{0}', '{null}'",
     ),
     (
         "reschedule",
@@ -80,6 +80,22 @@ const STATEMENTS: [(&str, &str, &str); 14] = [
         "reconcile",
         include_str!("../../../src/postgres/sql/reconcile.sql"),
         "1, gen_random_uuid(), 'default', 'w', gen_random_uuid()",
+    ),
+    (
+        "recover",
+        include_str!("../../../src/postgres/sql/recover.sql"),
+        "'default', 'w', gen_random_uuid(), 30000, '{1,2,3,4}', 2, array[gen_random_uuid(), gen_random_uuid()],
+         gen_random_uuid(), 'h', false, '{5}'",
+    ),
+    (
+        "recall_recovery",
+        include_str!("../../../src/postgres/sql/recall_recovery.sql"),
+        "gen_random_uuid(), 'default', 'w', gen_random_uuid()",
+    ),
+    (
+        "postpone_recovery",
+        include_str!("../../../src/postgres/sql/postpone_recovery.sql"),
+        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), 5000",
     ),
     ("dispatch", include_str!("../../../src/postgres/sql/dispatch.sql"), "'default', 100"),
     ("prune_commands", include_str!("../../../src/postgres/sql/prune_commands.sql"), "100"),

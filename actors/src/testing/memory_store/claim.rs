@@ -23,9 +23,9 @@ const DURATIONS: std::ops::RangeInclusive<Duration> = Duration::from_secs(2)..=D
 
 impl World {
     pub(super) fn claim_open(&mut self, request: &OpenClaim) -> Result<ClaimAnswer, StoreError> {
-        check_duration(request.lease)?;
+        check_duration("claim", request.lease)?;
         let asked = format!("{:?} {:?} {} {:?}", request.owner, request.routes, request.limit, request.lease);
-        if let Some(recorded) = self.recorded(request.command, &asked)? {
+        if let Some(recorded) = self.recorded("claim", request.command, &asked)? {
             let grants = recorded.iter().filter_map(|(job, token)| self.regrant(request, *job, *token));
             return Ok(ClaimAnswer { grants: grants.collect() });
         }
@@ -51,15 +51,15 @@ impl World {
         }
         // An empty first answer needs no memory; an empty answer to a repeat must stay empty.
         if request.repeat || !grants.is_empty() {
-            self.record(request.command, asked, &grants);
+            self.record(request.command, asked, recordable(&grants));
         }
         Ok(ClaimAnswer { grants })
     }
 
     pub(super) fn claim_listed(&mut self, request: &ListedClaim) -> Result<Vec<ListedAnswer>, StoreError> {
-        check_duration(request.lease)?;
+        check_duration("claim", request.lease)?;
         let asked = format!("{:?} {:?} {:?}", request.owner, request.jobs, request.lease);
-        if let Some(recorded) = self.recorded(request.command, &asked)? {
+        if let Some(recorded) = self.recorded("claim", request.command, &asked)? {
             return Ok(self.replay_listed(request, &recorded));
         }
         // Where there is not enough for all of them, the most urgent is first, wherever it stands in the list.
@@ -77,7 +77,7 @@ impl World {
                 Err(rejection) => ListedAnswer::Rejected(wanted.job, rejection),
             });
         }
-        self.record(request.command, asked, &grants);
+        self.record(request.command, asked, recordable(&grants));
         Ok(answers.into_iter().flatten().collect())
     }
 
@@ -157,7 +157,13 @@ impl World {
         let row = self.rows.get_mut(&id).ok_or(ClaimRejection::JobNotFound)?;
         row.epoch = row.epoch.max(floor) + 1;
         row.attempt += i32::from(!keep_attempt);
+        let claim_epoch = row.epoch;
         row.place = Place::Leased(Box::new(Lease {
+            claim_epoch,
+            claim_renewed: false,
+            not_before: None,
+            cleanup_pending_since: None,
+            excused: false,
             owner: owner.clone(),
             token: LeaseToken::generate(),
             duration: lease,
@@ -206,7 +212,7 @@ impl World {
     }
 
     /// The present lease of a job as its holder is told of it.
-    fn grant(&self, id: JobId) -> Option<Grant> {
+    pub(super) fn grant(&self, id: JobId) -> Option<Grant> {
         let row = self.rows.get(&id)?;
         let job = self.jobs.get(&id)?;
         let lease = row.lease()?;
@@ -235,14 +241,14 @@ impl World {
 
     // -- replay ---------------------------------------------------------------------------------------
 
-    fn record(&mut self, command: CommandId, request: String, grants: &[Grant]) {
-        let grants = grants.iter().map(|g| (g.authority.job, g.authority.token)).collect();
+    pub(super) fn record(&mut self, command: CommandId, request: String, grants: Vec<(JobId, LeaseToken)>) {
         self.commands.insert(command, Command { request, grants });
     }
 
     /// The grants of a claim that ran before; another request under its id is refused.
-    fn recorded(
+    pub(super) fn recorded(
         &self,
+        operation: &'static str,
         command: CommandId,
         request: &str,
     ) -> Result<Option<Vec<(JobId, LeaseToken)>>, StoreError> {
@@ -250,17 +256,17 @@ impl World {
             None => Ok(None),
             Some(recorded) if recorded.request == request => Ok(Some(recorded.grants.clone())),
             Some(_) => Err(StoreError {
-                operation: "claim",
+                operation,
                 kind: StoreErrorKind::CommandConflict,
                 applied: Applied::No,
-                message: "command_conflict: this command id was used for another claim; use a new one"
+                message: "command_conflict: this command id was used for another request; use a new one"
                     .to_owned(),
             }),
         }
     }
 
     /// A recorded grant, if it is still live with the token that it was made with.
-    fn live_grant(&self, owner: &Claimant, job: JobId, token: LeaseToken) -> Option<Grant> {
+    pub(super) fn live_grant(&self, owner: &Claimant, job: JobId, token: LeaseToken) -> Option<Grant> {
         let grant = self.grant(job)?;
         let wanted = Authority { owner: owner.clone(), job, token, epoch: grant.authority.epoch };
         self.live(&wanted)?;
@@ -295,12 +301,16 @@ impl World {
     }
 }
 
-fn check_duration(lease: Duration) -> Result<(), StoreError> {
+fn recordable(grants: &[Grant]) -> Vec<(JobId, LeaseToken)> {
+    grants.iter().map(|grant| (grant.authority.job, grant.authority.token)).collect()
+}
+
+pub(super) fn check_duration(operation: &'static str, lease: Duration) -> Result<(), StoreError> {
     if DURATIONS.contains(&lease) {
         return Ok(());
     }
     Err(refused(
-        "claim",
+        operation,
         format!("invalid_duration: a lease of {lease:?} is refused; choose between 2s and 15m"),
     ))
 }

@@ -49,6 +49,9 @@ impl World {
             End::Fail { failure, defaults } => {
                 self.failed(authority, &row, &lease, failure, *defaults, superseded)
             }
+            End::Lost { defaults, loss_limit, message } => {
+                self.lost(authority, &row, &lease, *defaults, (*loss_limit, message), superseded)
+            }
             End::Cancel => canceled(None),
             End::Release { .. } | End::Reschedule { .. } if lease.cancel_requested => canceled(None),
             End::Release { .. } | End::Reschedule { .. } if superseded => {
@@ -62,6 +65,14 @@ impl World {
                 self.rescheduled(authority, route.as_ref(), *delay)
             }
         };
+        // Losses in a row: a lease that ended by its holder's word ends the row, if work was begun under it.
+        if !matches!(end, End::Lost { .. })
+            && !matches!(step.place, Place::Ended(_))
+            && (lease.claim_renewed || matches!(end, End::Reschedule { .. } | End::Fail { .. }))
+            && let Some(row) = self.rows.get_mut(&authority.job)
+        {
+            row.losses = 0;
+        }
         Ok(self.finish(authority, command, &lease, step))
     }
 
@@ -152,6 +163,57 @@ impl World {
             how: "retrying",
             place: waiting(at, false),
             failure: Some(failure.clone()),
+            due_at: Some(at),
+        }
+    }
+
+    /// Counts the loss, unless the database itself was away, and decides whether a try is left.
+    fn lost(
+        &mut self,
+        authority: &Authority,
+        row: &Row,
+        lease: &Lease,
+        defaults: RetryPolicy,
+        (loss_limit, message): (i32, &str),
+        superseded: bool,
+    ) -> Step {
+        let failure = Failure::new(FailureKind::System, "lease_lost", message);
+        let crash_loop = Failure::new(FailureKind::System, "crash_loop", message);
+        let own = self.jobs.get(&authority.job).map(|job| job.retry).unwrap_or_default();
+        let policy = over(own, defaults);
+        let counts = i32::from(!lease.excused);
+        let (failures, losses) = (row.failures[1] + counts, row.losses + counts);
+        if let Some(row) = self.rows.get_mut(&authority.job) {
+            row.failures[1] = failures;
+            row.losses = losses;
+        }
+        let ended = |failure: Failure| Step {
+            answer: Ended::Terminal(JobState::Failed),
+            how: "failed",
+            place: terminal(JobState::Failed, None, Some(failure.clone()), None),
+            failure: Some(failure),
+            due_at: None,
+        };
+        if !lease.excused && losses >= loss_limit {
+            return ended(crash_loop);
+        }
+        if !lease.excused && failures >= policy.max_system.unwrap_or(3) {
+            return ended(failure);
+        }
+        if lease.cancel_requested {
+            return canceled(Some(failure));
+        }
+        if superseded {
+            return canceled(Some(superseded_failure()));
+        }
+        // The job is not to blame for a restart: it need not wait for it either.
+        let wait = if lease.excused { Duration::ZERO } else { backoff(policy, failures) };
+        let at = self.now() + delta(wait);
+        Step {
+            answer: Ended::Retrying { at },
+            how: "retrying",
+            place: waiting(at, false),
+            failure: Some(failure),
             due_at: Some(at),
         }
     }

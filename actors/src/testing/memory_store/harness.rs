@@ -38,6 +38,7 @@ impl MemoryStore {
             attempt: row.attempt,
             epoch: row.epoch,
             failures: row.failures,
+            losses: row.losses,
             due_at: None,
             blocked_by: None,
             lease_expires_at: None,
@@ -178,8 +179,54 @@ impl StoreHarness for MemoryStore {
         world.nodes.get_mut(&key).expect("the test registered the node").ready = false;
     }
 
+    async fn lose_node(&self, namespace: &Namespace, node: &NodeId) {
+        let mut world = self.world();
+        let key = (namespace.clone(), node.clone());
+        let node = world.nodes.get_mut(&key).expect("the test registered the node");
+        (node.fresh, node.lost) = (false, true);
+    }
+
+    async fn sicken_node(&self, namespace: &Namespace, node: &NodeId) {
+        let mut world = self.world();
+        let key = (namespace.clone(), node.clone());
+        let node = world.nodes.get_mut(&key).expect("the test registered the node");
+        (node.ready, node.healthy) = (false, false);
+    }
+
+    async fn forget_node(&self, namespace: &Namespace, node: &NodeId) {
+        let mut world = self.world();
+        world.nodes.remove(&(namespace.clone(), node.clone()));
+        world.node_slots.retain(|(ns, name, _), _| ns != namespace || name != node);
+    }
+
+    async fn age_registration(&self, namespace: &Namespace, node: &NodeId) {
+        let mut world = self.world();
+        let key = (namespace.clone(), node.clone());
+        let node = world.nodes.get_mut(&key).expect("the test registered the node");
+        node.registered_at -= TimeDelta::hours(4);
+    }
+
     async fn expire(&self, job: JobId) {
         self.expire_lease(job);
+    }
+
+    async fn expire_ago(&self, job: JobId, ago: Duration) {
+        let at = self.world().now() - delta(ago);
+        self.change_lease(job, |lease| lease.expires_at = at);
+    }
+
+    async fn expire_over_a_restart(&self, job: JobId) {
+        self.expire_lease(job);
+        self.restart();
+    }
+
+    async fn promote(&self) {
+        MemoryStore::promote(self);
+    }
+
+    async fn end_postponement(&self, job: JobId) {
+        let past = self.world().now() - TimeDelta::milliseconds(1);
+        self.change_lease(job, |lease| lease.not_before = Some(past));
     }
 
     async fn make_due(&self, job: JobId) {

@@ -11,6 +11,7 @@ mod dispatch;
 mod end;
 mod harness;
 mod overlap;
+mod recover;
 mod renew;
 mod submit;
 mod workflow;
@@ -25,7 +26,7 @@ use crate::{
     error::{Applied, StoreError, StoreErrorKind},
     ports::{
         Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
-        LogAppend, LogBatch, OpenClaim, Reconciliation, Renewal,
+        LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
     },
 };
 
@@ -62,6 +63,12 @@ impl MemoryStore {
     /// Raises the fleet's generation, as the promotion of a standby does: the top part of later epochs.
     pub fn promote(&self) {
         self.world().cluster_generation += 1;
+    }
+
+    /// Restarts the service, as far as losses can tell: a lease that was last renewed before this overlapped it.
+    pub fn restart(&self) {
+        let mut world = self.world();
+        world.restarted_at = Some(world.now());
     }
 
     /// The time by the store's own clock.
@@ -130,6 +137,18 @@ impl LeaseStore for MemoryStore {
 
     async fn end(&self, authority: &Authority, command: CommandId, end: &End) -> Result<Ended, StoreError> {
         self.world().end(authority, command, end)
+    }
+
+    async fn recover(&self, request: &RecoverRequest) -> Result<RecoverAnswer, StoreError> {
+        self.world().recover(request)
+    }
+
+    async fn postpone_recovery(
+        &self,
+        authority: &Authority,
+        delay: std::time::Duration,
+    ) -> Result<Postponed, StoreError> {
+        Ok(self.world().postpone_recovery(authority, delay))
     }
 
     async fn reconcile(&self, authority: &Authority) -> Result<Reconciliation, StoreError> {

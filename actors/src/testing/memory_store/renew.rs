@@ -17,7 +17,10 @@ const PROGRESS_LIMIT: usize = 4096;
 impl World {
     pub(super) fn renew(&mut self, authority: &Authority) -> Renewal {
         let now = self.now();
+        let epoch = self.rows.get(&authority.job).map_or(0, |row| row.epoch);
         let Some(lease) = self.live_mut(authority) else { return Renewal::NotLive };
+        // Who took it over begins nothing that the claim's holder had not begun.
+        lease.claim_renewed |= epoch == lease.claim_epoch;
         let passed = |deadline: Option<chrono::DateTime<chrono::Utc>>| deadline.is_some_and(|at| at <= now);
         // Past a deadline the lease runs out by itself, so that a worker that ignores it loses the job.
         if !passed(lease.cancel_deadline) && !passed(lease.run_deadline) {

@@ -132,6 +132,7 @@ fn fresh_row(job: &NewJob, workflow: &str, route: Route, overlap: Overlap, gener
         attempt: 0,
         epoch: 0,
         failures: [0; 3],
+        losses: 0,
         place: Place::Waiting(Waiting {
             due_at: None,
             held_due_at: None,

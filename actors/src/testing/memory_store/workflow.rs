@@ -101,12 +101,20 @@ impl World {
             Some(old) => old.incarnation + 1,
             None => 1,
         };
+        let now = self.now();
+        let registered_at = match self.nodes.get(&key) {
+            Some(old) if old.incarnation == incarnation => old.registered_at,
+            _ => now,
+        };
         let registered = Node {
+            registered_at,
             endpoint: node.endpoint.clone(),
             engine_id: node.engine_id.clone(),
             incarnation,
             ready: true,
+            healthy: true,
             fresh: true,
+            lost: false,
             max_concurrency: node.max_concurrency,
         };
         self.nodes.insert(key, registered);

@@ -30,6 +30,8 @@ pub(super) const BLOCKED_LOOK: Duration = Duration::from_secs(5);
 pub(super) struct World {
     origin: Instant,
     pub(super) cluster_generation: i64,
+    /// When the service was last restarted.
+    pub(super) restarted_at: Option<DateTime<Utc>>,
     pub(super) last_job: i64,
     pub(super) jobs: BTreeMap<JobId, Submission>,
     pub(super) rows: BTreeMap<JobId, Row>,
@@ -49,6 +51,7 @@ impl Default for World {
         Self {
             origin: Instant::now(),
             cluster_generation: 0,
+            restarted_at: None,
             last_job: 0,
             jobs: BTreeMap::new(),
             rows: BTreeMap::new(),
@@ -92,6 +95,8 @@ pub(super) struct Row {
     pub(super) epoch: i64,
     /// USER, SYSTEM, TIMEOUT.
     pub(super) failures: [i32; 3],
+    /// Claims in a row that were lost.
+    pub(super) losses: i32,
     pub(super) place: Place,
 }
 
@@ -134,6 +139,15 @@ pub(super) struct Lease {
     pub(super) duration: Duration,
     pub(super) expires_at: DateTime<Utc>,
     pub(super) renewals: i32,
+    /// The epoch of the latest claim; a takeover keeps it.
+    pub(super) claim_epoch: i64,
+    /// The claim's own holder renewed it: work may have begun.
+    pub(super) claim_renewed: bool,
+    /// Nobody takes it over before this.
+    pub(super) not_before: Option<DateTime<Utc>>,
+    pub(super) cleanup_pending_since: Option<DateTime<Utc>>,
+    /// Its loss overlapped a restart or a promotion.
+    pub(super) excused: bool,
     pub(super) cancel_requested: bool,
     pub(super) cancel_deadline: Option<DateTime<Utc>>,
     pub(super) run_deadline: Option<DateTime<Utc>>,
@@ -165,8 +179,13 @@ pub(super) struct Node {
     pub(super) endpoint: String,
     pub(super) engine_id: String,
     pub(super) incarnation: i64,
+    /// Since when it is at this engine.
+    pub(super) registered_at: DateTime<Utc>,
     pub(super) ready: bool,
+    pub(super) healthy: bool,
     pub(super) fresh: bool,
+    /// Silent for so long that it is not waited for any more.
+    pub(super) lost: bool,
     pub(super) max_concurrency: i32,
 }
 
