@@ -179,7 +179,9 @@ mod tests {
     /// Found by a recovery: nobody watched, and the engine was restarted since.
     #[test]
     fn an_exit_that_its_engine_has_not_seen_is_the_engine_s() {
-        for (code, oom, name) in [(0, false, "n"), (3, false, "n"), (137, true, "n"), (143, false, "n.stopped")] {
+        for (code, oom, name) in
+            [(0, false, "n"), (3, false, "n"), (137, true, "n"), (143, false, "n.stopped")]
+        {
             let mut exit = exit(code, oom, name, false);
             exit.status.witnessed = false;
             assert_eq!(told(&exit), ("SYSTEM".to_owned(), "engine_lost".to_owned()), "{exit:?}");

@@ -165,7 +165,8 @@ async fn an_exit_that_the_engine_has_not_seen_in_its_present_life_is_told_from_o
     // It has ended before anybody waits for it.
     let ended = async |id: &ContainerId| {
         eventually(SOON, "it has ended", async || {
-            Some(engine.status(id).await).filter(|status| matches!(status.state, ContainerState::Exited { .. }))
+            Some(engine.status(id).await)
+                .filter(|status| matches!(status.state, ContainerState::Exited { .. }))
         })
         .await
     };
