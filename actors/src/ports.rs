@@ -242,7 +242,7 @@ pub enum LogStream {
     System,
 }
 
-/// A piece of one stream. Two batches of one (job, epoch, stream) never overlap.
+/// A piece of one stream. Two batches of one (job, claim, stream) never overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogBatch {
     /// The stream.
@@ -259,6 +259,26 @@ pub enum LogAppend {
     /// Everything is stored (a repeat of a stored batch included).
     Stored,
     /// The lease is not live; nothing was stored.
+    NotLive,
+}
+
+/// How many bytes of each stream are stored of a job's latest claim: where whoever took the job over goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LogOffsets {
+    /// Of standard output.
+    pub stdout: u64,
+    /// Of standard error.
+    pub stderr: u64,
+    /// Of Leasehold's own remarks.
+    pub system: u64,
+}
+
+/// The answer to [`LeaseStore::log_offsets`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoredLogs {
+    /// So much is stored, and nobody else stores any more.
+    Offsets(LogOffsets),
+    /// The lease is not live.
     NotLive,
 }
 
@@ -415,6 +435,8 @@ pub struct Takeover {
     pub cancel_requested: bool,
     /// How long ago its cleanup was first given up for a while ([`LeaseStore::postpone_recovery`]).
     pub cleanup_pending_for: Option<Duration>,
+    /// How much of the attempt's timeout was left at the takeover; none without a timeout.
+    pub timeout_left: Option<Duration>,
 }
 
 /// The answer to [`LeaseStore::postpone_recovery`].
@@ -465,9 +487,13 @@ pub trait LeaseStore: Send + Sync + 'static {
         container: &ContainerId,
     ) -> Result<Attach, StoreError>;
 
-    /// Appends output under a live lease. A batch whose offset is stored already is not stored twice.
+    /// Appends output under a live lease. A batch whose offset is stored already is not stored twice. Output
+    /// belongs to the claim: after a takeover it goes on under the claim's epoch, where the lost holder left off.
     async fn append_logs(&self, authority: &Authority, batches: &[LogBatch])
     -> Result<LogAppend, StoreError>;
+
+    /// Tells, under a live lease, how much output of the job's latest claim is stored.
+    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError>;
 
     /// Replaces the job's progress note (JSON text, at most 4 KiB) under a live lease.
     async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError>;
@@ -543,9 +569,6 @@ pub struct ContainerStatus {
     pub started_at: Option<DateTime<Utc>>,
     /// When it last ended, by the engine's clock.
     pub finished_at: Option<DateTime<Utc>>,
-    /// False when it ended and the engine, in its present life, has not seen that: the engine was down or being
-    /// restarted, so nobody can tell whose exit it is. Only [`ContainerEngine::wait`] finds that out.
-    pub witnessed: bool,
 }
 
 /// Where a container stands.
@@ -594,8 +617,8 @@ pub trait ContainerEngine: Send + Sync + 'static {
     async fn start(&self, id: &ContainerId) -> Result<(), EngineError>;
     /// Looks at it; `None` when there is no such container.
     async fn inspect(&self, id: &ContainerId) -> Result<Option<ContainerStatus>, EngineError>;
-    /// Waits until it is no longer running and returns its final status, with all that can be found out about
-    /// its end. A broken wait is an error, never an exit code.
+    /// Waits until it is no longer running and returns its final status. A broken wait is an error, never
+    /// an exit code.
     async fn wait(&self, id: &ContainerId) -> Result<ContainerStatus, EngineError>;
     /// Streams its output from the very first byte, and follows until it ends.
     fn logs(&self, id: &ContainerId) -> BoxStream<'static, Result<LogChunk, EngineError>>;

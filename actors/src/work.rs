@@ -10,7 +10,7 @@ use crate::{
     domain::{ContainerId, Failure, NodeId},
     error::StoreError,
     fence::{ContainerGuard, Entry, Hold, Kill, Watch},
-    ports::{Attach, Authority, Grant, LeaseStore, LogAppend, LogBatch, Renewal},
+    ports::{Attach, Authority, Grant, LeaseStore, LogAppend, LogBatch, Renewal, StoredLogs},
 };
 
 /// What became of a workload.
@@ -143,6 +143,15 @@ impl LeaseContext {
     pub async fn append_logs(&self, batches: &[LogBatch]) -> Result<LogAppend, LeaseCallError> {
         self.check()?;
         Ok(self.store.append_logs(&self.grant.authority, batches).await?)
+    }
+
+    /// Asks how much output of the job's latest claim is stored.
+    ///
+    /// # Errors
+    /// As [`LeaseContext::attach`].
+    pub async fn log_offsets(&self) -> Result<StoredLogs, LeaseCallError> {
+        self.check()?;
+        Ok(self.store.log_offsets(&self.grant.authority).await?)
     }
 
     /// Replaces the job's progress note.

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, io::Read as _, time::Duration};
 use chrono::{DateTime, Utc};
 use clap::Args;
 use leasehold_actors::domain::{
-    ContainerSpec, HeartbeatSpec, JobDefinition, Namespace, NewJob, PullPolicy, RetryPolicy, quantity,
+    ContainerSpec, HeartbeatSpec, JobDefinition, Namespace, NewJob, OnOrphan, PullPolicy, RetryPolicy, quantity,
 };
 
 use super::error::CliError;
@@ -88,6 +88,9 @@ struct ContainerArgs {
     /// The most output that is kept [default: 64Mi]
     #[arg(long, value_name = "AMOUNT", help_heading = CONTAINER, conflicts_with_all = NOT_IMAGE, allow_hyphen_values = true)]
     log_quota: Option<String>,
+    /// What becomes of it when its worker loses the lease: stop, or adopt to let it run on [default: stop]
+    #[arg(long, value_name = "WHAT", value_parser = on_orphan, help_heading = CONTAINER, conflicts_with_all = NOT_IMAGE)]
+    on_orphan: Option<OnOrphan>,
 }
 
 #[derive(Debug, Clone, Default, Args)]
@@ -165,6 +168,14 @@ fn pull(text: &str) -> Result<PullPolicy, String> {
         "always" => Ok(PullPolicy::Always),
         "never" => Ok(PullPolicy::Never),
         _ => Err("use missing, always or never".to_owned()),
+    }
+}
+
+fn on_orphan(text: &str) -> Result<OnOrphan, String> {
+    match text {
+        "stop" => Ok(OnOrphan::Stop),
+        "adopt" => Ok(OnOrphan::Adopt),
+        _ => Err("use stop or adopt".to_owned()),
     }
 }
 
@@ -253,6 +264,7 @@ impl JobArgs {
             stop_grace_ms: args.stop_grace.map(|t| millis("stop-grace", t)).transpose()?,
             pull: args.pull.unwrap_or_default(),
             log_quota_bytes: args.log_quota.as_ref().map(|text| memory("log-quota", text)).transpose()?,
+            on_orphan: args.on_orphan.unwrap_or_default(),
         })
     }
 
@@ -399,6 +411,8 @@ mod tests {
             "/bin/sh",
             "--log-quota",
             "1M",
+            "--on-orphan",
+            "adopt",
             "--priority",
             "-5",
             "--retry-user",
@@ -419,6 +433,7 @@ mod tests {
         assert_eq!(spec.command, ["-c", "echo hi"]);
         assert_eq!(spec.entrypoint, Some(vec!["/bin/sh".to_owned()]));
         assert_eq!((spec.pull, spec.network.as_deref()), (PullPolicy::Never, Some("none")));
+        assert_eq!(spec.on_orphan, OnOrphan::Adopt);
         assert_eq!((job.timeout_ms, job.priority), (Some(60_000), -5));
         assert_eq!((job.retry.max_user, job.retry.backoff_ms), (Some(2), Some(250)));
     }

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use leasehold_actors::{
     domain::{ContainerId, NodeId},
     error::{Applied, StoreError, StoreErrorKind},
-    ports::{Attach, LogAppend, LogBatch, LogStream, Reconciliation, Renewal},
+    ports::{Attach, LogAppend, LogBatch, LogOffsets, LogStream, Reconciliation, Renewal, StoredLogs},
 };
 use serde::de::IgnoredAny;
 use tokio_postgres::Row;
@@ -22,7 +22,8 @@ use super::{
 
 static ATTACH: Sql = sql!("attach", [INT8, UUID, TEXT, TEXT, UUID, TEXT, TEXT]);
 static APPEND_LOGS: Sql =
-    sql!("append_logs", [INT8, UUID, TEXT, TEXT, UUID, INT8, INT2_ARRAY, INT8_ARRAY, BYTEA_ARRAY]);
+    sql!("append_logs", [INT8, UUID, TEXT, TEXT, UUID, INT2_ARRAY, INT8_ARRAY, BYTEA_ARRAY]);
+static LOG_OFFSETS: Sql = sql!("log_offsets", [INT8, UUID, TEXT, TEXT, UUID]);
 static REPORT_PROGRESS: Sql = sql!("report_progress", [INT8, UUID, TEXT, TEXT, UUID, INT8, TEXT]);
 static RECONCILE: Sql = sql!("reconcile", [INT8, UUID, TEXT, TEXT, UUID]);
 
@@ -144,7 +145,6 @@ impl Verb for AppendLogs {
                     &owner.namespace.as_str(),
                     &owner.worker.as_str(),
                     &owner.process.0,
-                    &h.epoch,
                     &streams,
                     &offsets,
                     &data,
@@ -159,6 +159,51 @@ impl Verb for AppendLogs {
 
     async fn refused(_: &Pools, _: &LogAsk) -> Result<LogAppend, StoreError> {
         Ok(LogAppend::NotLive)
+    }
+}
+
+/// Ask how much output is stored.
+pub(super) struct ReadLogOffsets;
+
+#[async_trait]
+impl Verb for ReadLogOffsets {
+    type Ask = Holder;
+    type Answer = StoredLogs;
+
+    const OPERATION: &'static str = "log_offsets";
+    const LANE: Lane = Lane::Leases;
+
+    fn holder(ask: &Holder) -> &Holder {
+        ask
+    }
+
+    fn locks() -> &'static [&'static Sql] {
+        LEASE
+    }
+
+    async fn put(session: &Session, asks: &[&Holder]) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let [h] = asks else { return Ok(Vec::new()) };
+        let owner = &h.owner;
+        session
+            .query(
+                &LOG_OFFSETS,
+                &[&h.job, &h.token, &owner.namespace.as_str(), &owner.worker.as_str(), &owner.process.0],
+            )
+            .await
+    }
+
+    fn read(row: &Row) -> Result<(i64, StoredLogs), StoreError> {
+        let garbled = |e| error::garbled(Self::OPERATION, e);
+        let end = |column: &str| -> Result<u64, StoreError> {
+            let end: i64 = row.try_get(column).map_err(garbled)?;
+            Ok(end.unsigned_abs())
+        };
+        let offsets = LogOffsets { stdout: end("stdout")?, stderr: end("stderr")?, system: end("system")? };
+        Ok((0, StoredLogs::Offsets(offsets)))
+    }
+
+    async fn refused(_: &Pools, _: &Holder) -> Result<StoredLogs, StoreError> {
+        Ok(StoredLogs::NotLive)
     }
 }
 

@@ -9,12 +9,16 @@ use leasehold_actors::{
     ports::{
         Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
         LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
+        StoredLogs,
     },
 };
 
 use super::{
     PgStore,
-    attach::{AppendLogs, AttachAsk, AttachContainer, LogAsk, ProgressAsk, ReportProgress, reconcile},
+    attach::{
+        AppendLogs, AttachAsk, AttachContainer, LogAsk, ProgressAsk, ReadLogOffsets, ReportProgress,
+        reconcile,
+    },
     claim::{self, ClaimAsk, ClaimReply, Wish},
     dispatch,
     end::{EndAsk, Reschedule},
@@ -145,6 +149,10 @@ impl LeaseStore for PgStore {
     ) -> Result<LogAppend, StoreError> {
         let ask = LogAsk { holder: self.holder(authority), batches: batches.to_vec() };
         self.single::<AppendLogs>(ask).await
+    }
+
+    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError> {
+        self.single::<ReadLogOffsets>(self.holder(authority)).await
     }
 
     async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError> {

@@ -201,6 +201,7 @@ fn read(
 ) -> Result<Takeover, Box<dyn std::error::Error + Send + Sync>> {
     let container: Option<&str> = row.try_get("container_id")?;
     let pending: Option<i64> = row.try_get("cleanup_pending_us")?;
+    let timeout_left: Option<i64> = row.try_get("timeout_left_us")?;
     Ok(Takeover {
         grant: grant::read(row, at, owner, row.try_get("lease_ms")?)?,
         container: container.map(ContainerId::new).transpose()?,
@@ -212,6 +213,7 @@ fn read(
         started: row.try_get("claim_renewed")?,
         cancel_requested: row.try_get("cancel_requested")?,
         cleanup_pending_for: pending.map(micros),
+        timeout_left: timeout_left.map(micros),
     })
 }
 

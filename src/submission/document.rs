@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, fmt};
 
 use leasehold_actors::domain::{
-    ContainerSpec, HeartbeatSpec, InvalidDefinition, JobDefinition, Namespace, PullPolicy, RetryPolicy,
+    ContainerSpec, HeartbeatSpec, InvalidDefinition, JobDefinition, Namespace, OnOrphan, PullPolicy,
+    RetryPolicy,
     quantity,
 };
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
@@ -212,6 +213,8 @@ struct WrittenContainer {
     pull: PullPolicy,
     #[serde(default, deserialize_with = "memory")]
     log_quota: Option<i64>,
+    #[serde(default)]
+    on_orphan: OnOrphan,
 }
 
 #[derive(Deserialize)]
@@ -307,6 +310,7 @@ impl From<WrittenContainer> for ContainerSpec {
             stop_grace_ms: written.stop_grace,
             pull: written.pull,
             log_quota_bytes: written.log_quota,
+            on_orphan: written.on_orphan,
         }
     }
 }
@@ -371,6 +375,7 @@ mod tests {
             "  memory: 64Mi\n",
             "  cpu: 500m\n",
             "  stop_grace: 2s\n",
+            "  on_orphan: adopt\n",
             "payload: {z: 18446744073709551615, a: [1.50, null, true, \"x\"]}\n",
             "priority: 10\n",
             "overlap: allow(3)\n",
@@ -389,8 +394,8 @@ mod tests {
         .expect("a good file");
         let JobDefinition::Container(spec) = &documents[0].definition else { panic!("a container") };
         assert_eq!(
-            (spec.memory_bytes, spec.cpu_millis, spec.stop_grace_ms),
-            (Some(64 << 20), Some(500), Some(2000))
+            (spec.memory_bytes, spec.cpu_millis, spec.stop_grace_ms, spec.on_orphan),
+            (Some(64 << 20), Some(500), Some(2000), OnOrphan::Adopt)
         );
         assert_eq!(
             (spec.env["A"].as_str(), spec.env["B"].as_str(), spec.env["C"].as_str()),

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, TimeZone as _, Utc};
-use leasehold_actors::domain::{ContainerSpec, HeartbeatSpec, JobDefinition, NewJob, RetryPolicy};
+use leasehold_actors::domain::{
+    ContainerSpec, HeartbeatSpec, JobDefinition, NewJob, OnOrphan, RetryPolicy,
+};
 
 pub fn container(change: impl FnOnce(&mut ContainerSpec)) -> NewJob {
     let mut spec = ContainerSpec { image: "busybox".to_owned(), ..ContainerSpec::default() };
@@ -37,6 +39,7 @@ pub fn good() -> Vec<NewJob> {
             c.cpu_millis = Some(10);
             c.pids_limit = Some(1);
             c.stop_grace_ms = Some(0);
+            c.on_orphan = OnOrphan::Adopt;
             c.workdir = Some("/".to_owned());
             c.user = Some("1000:1000".to_owned());
             c.network = Some("none".to_owned());

@@ -43,6 +43,23 @@ pub enum PullPolicy {
     Never,
 }
 
+/// What becomes of a running container whose worker lost its lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnOrphan {
+    /// It is stopped, and the job is tried again.
+    #[default]
+    Stop,
+    /// The worker that takes the job over follows it on to its end.
+    Adopt,
+}
+
+impl OnOrphan {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// A container to run to its end on a runtime node.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -84,6 +101,9 @@ pub struct ContainerSpec {
     /// The most bytes of output kept for one attempt, both streams together; default 64 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_quota_bytes: Option<i64>,
+    /// What becomes of it when its worker loses the lease while it runs.
+    #[serde(skip_serializing_if = "OnOrphan::is_default")]
+    pub on_orphan: OnOrphan,
 }
 
 impl ContainerSpec {

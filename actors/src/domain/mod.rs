@@ -9,7 +9,7 @@ pub mod lease;
 pub mod quantity;
 
 pub use definition::{
-    ContainerSpec, HeartbeatSpec, InvalidDefinition, JobDefinition, NewJob, PullPolicy, RetryPolicy,
+    ContainerSpec, HeartbeatSpec, InvalidDefinition, JobDefinition, NewJob, OnOrphan, PullPolicy, RetryPolicy,
 };
 pub use ids::{
     CommandId, ContainerId, Epoch, InvalidId, JobId, LeaseToken, Namespace, NodeId, ProcessId, Route,

@@ -16,6 +16,7 @@ use crate::{
     ports::{
         Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
         LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
+        StoredLogs,
     },
 };
 
@@ -34,6 +35,8 @@ pub enum Operation {
     Attach,
     /// [`LeaseStore::append_logs`]
     AppendLogs,
+    /// [`LeaseStore::log_offsets`]
+    LogOffsets,
     /// [`LeaseStore::report_progress`]
     ReportProgress,
     /// [`LeaseStore::end`]
@@ -230,6 +233,7 @@ impl Operation {
             Self::Renew => "renew",
             Self::Attach => "attach",
             Self::AppendLogs => "append_logs",
+            Self::LogOffsets => "log_offsets",
             Self::ReportProgress => "report_progress",
             Self::End => "end",
             Self::Recover => "recover",
@@ -272,6 +276,10 @@ impl LeaseStore for FlakyStore {
         batches: &[LogBatch],
     ) -> Result<LogAppend, StoreError> {
         self.through(Operation::AppendLogs, self.inner.append_logs(authority, batches)).await
+    }
+
+    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError> {
+        self.through(Operation::LogOffsets, self.inner.log_offsets(authority)).await
     }
 
     async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError> {

@@ -12,7 +12,9 @@ left join lateral (
                n.node_id is null or n.state = 'UNHEALTHY' or n.engine_id is distinct from l.node_engine_id
                or n.heartbeat_at + n.lost_after_ms * interval '1 millisecond' <= clock_timestamp()) as runtime_lost,
            l.claim_epoch, l.claim_renewed, l.cancel_requested_at is not null as cancel_requested,
-           (extract(epoch from clock_timestamp() - l.cleanup_pending_since) * 1000000)::bigint as cleanup_pending_us
+           (extract(epoch from clock_timestamp() - l.cleanup_pending_since) * 1000000)::bigint as cleanup_pending_us,
+           (extract(epoch from l.run_deadline - l.lease_ms * interval '1 millisecond' - clock_timestamp()) * 1000000)::bigint
+               as timeout_left_us
     from unnest(c.jobs, c.epochs) with ordinality as r (job_id, epoch, n)
     cross join lateral (select l.* from leasehold.leases l where l.job_id = r.job_id limit 1) l
     cross join lateral (select j.* from leasehold.jobs j where j.job_id = r.job_id limit 1) j

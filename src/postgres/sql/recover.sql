@@ -63,7 +63,9 @@ select t.job_id, ($7::uuid[])[t.n::integer] as token, t.new_epoch as epoch, t.ki
        j.max_system, j.max_timeout, j.backoff_ms, j.backoff_cap_ms, j.trace_parent, t.node_id, t.node_incarnation,
        t.node_endpoint, t.node_engine_id, $4::integer as lease_ms, t.container_id, t.runtime_lost, t.claim_epoch,
        t.claim_renewed, t.cancel_requested_at is not null as cancel_requested,
-       (extract(epoch from t.now - t.cleanup_pending_since) * 1000000)::bigint as cleanup_pending_us
+       (extract(epoch from t.now - t.cleanup_pending_since) * 1000000)::bigint as cleanup_pending_us,
+       -- A run deadline is the timeout and one lease.
+       (extract(epoch from t.run_deadline - $4 * interval '1 millisecond' - t.now) * 1000000)::bigint as timeout_left_us
 from taken t
 cross join lateral (select j.* from leasehold.jobs j where j.job_id = t.job_id limit 1) j
 order by t.n

@@ -17,7 +17,7 @@ use crate::support::{
 };
 
 /// The hot statements, each with the literals to plan it with.
-const STATEMENTS: [(&str, &str, &str); 17] = [
+const STATEMENTS: [(&str, &str, &str); 18] = [
     (
         "claim",
         include_str!("../../../src/postgres/sql/claim.sql"),
@@ -69,7 +69,12 @@ const STATEMENTS: [(&str, &str, &str); 17] = [
     (
         "append_logs",
         include_str!("../../../src/postgres/sql/append_logs.sql"),
-        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), 1, '{1}', '{0}', array['x'::bytea]",
+        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), '{1}', '{0}', array['x'::bytea]",
+    ),
+    (
+        "log_offsets",
+        include_str!("../../../src/postgres/sql/log_offsets.sql"),
+        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid()",
     ),
     (
         "report_progress",

@@ -1,11 +1,13 @@
 //! Containers and output: recorded once, under a live lease, at the node that the job was placed on.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use super::bench::{Bench, fail, id, release};
 use crate::{
-    domain::{FailureKind, NodeId},
-    ports::{Attach, Grant, LogAppend, LogBatch, LogStream},
+    domain::{CommandId, FailureKind, NodeId, ProcessId},
+    ports::{Attach, Grant, LogAppend, LogBatch, LogOffsets, LogStream, RecoverRequest, StoredLogs},
     testing::harness::StoreHarness,
 };
 
@@ -134,4 +136,55 @@ pub async fn each_epoch_has_its_own_output(harness: &dyn StoreHarness) {
     let expected =
         [(first.authority.epoch, Bytes::from("first")), (second.authority.epoch, Bytes::from("second"))];
     assert_eq!(told, expected);
+}
+
+/// Takes the one expired lease over, for another worker.
+async fn take_over(bench: &Bench<'_>, harness: &dyn StoreHarness, grant: &Grant) -> Grant {
+    harness.expire(grant.authority.job).await;
+    let mut owner = grant.authority.owner.clone();
+    owner.process = ProcessId::generate();
+    let request = RecoverRequest {
+        owner,
+        command: CommandId::generate(),
+        repeat: false,
+        limit: 1,
+        lease: grant.lease,
+        running_here: Arc::default(),
+    };
+    bench.store.recover(&request).await.expect("the store answers").takeovers.remove(0).grant
+}
+
+/// Output belongs to the claim: whoever took the job over goes on where the lost holder left off, under its epoch.
+pub async fn after_a_takeover_output_goes_on_where_it_was(harness: &dyn StoreHarness) {
+    let bench = Bench::new(harness);
+    let grant = bench.held_container("n1").await;
+    append(&bench, &grant, &[batch(LogStream::Stdout, 0, b"one"), batch(LogStream::System, 0, b"a remark")]).await;
+    append(&bench, &grant, &[batch(LogStream::Stdout, 3, b"two")]).await;
+    let taken = take_over(&bench, harness, &grant).await;
+    let offsets = bench.store.log_offsets(&taken.authority).await.expect("the store answers");
+    assert_eq!(offsets, StoredLogs::Offsets(LogOffsets { stdout: 6, stderr: 0, system: 8 }));
+    let rest = [batch(LogStream::Stdout, 6, b"three"), batch(LogStream::Stderr, 0, b"err")];
+    assert_eq!(append(&bench, &taken, &rest).await, LogAppend::Stored);
+    assert_eq!(append(&bench, &grant, &[batch(LogStream::Stdout, 6, b"late")]).await, LogAppend::NotLive);
+    let stored = harness.logs(grant.authority.job).await;
+    assert!(stored.iter().all(|log| log.epoch == grant.authority.epoch), "{stored:?}");
+    let out = stored.iter().filter(|log| log.stream == LogStream::Stdout);
+    assert_eq!(out.flat_map(|log| log.data.to_vec()).collect::<Vec<u8>>(), b"onetwothree");
+}
+
+/// Only to the holder of the live lease; and a next claim begins anew.
+pub async fn what_is_stored_is_told_under_a_live_lease_only(harness: &dyn StoreHarness) {
+    let bench = Bench::new(harness);
+    let first = bench.held().await;
+    append(&bench, &first, &[batch(LogStream::Stdout, 0, b"first")]).await;
+    bench.end(&first, release()).await;
+    let told = bench.store.log_offsets(&first.authority).await.expect("the store answers");
+    assert_eq!(told, StoredLogs::NotLive);
+    bench.requeue(first.authority.job).await;
+    let second = bench.claim(first.authority.job).await;
+    let told = bench.store.log_offsets(&second.authority).await.expect("the store answers");
+    assert_eq!(told, StoredLogs::Offsets(LogOffsets::default()));
+    harness.expire(second.authority.job).await;
+    let told = bench.store.log_offsets(&second.authority).await.expect("the store answers");
+    assert_eq!(told, StoredLogs::NotLive);
 }

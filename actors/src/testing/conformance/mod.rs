@@ -104,6 +104,8 @@ macro_rules! conformance_cases {
                 output_sent_twice_is_stored_once,
                 late_output_is_refused,
                 each_epoch_has_its_own_output,
+                after_a_takeover_output_goes_on_where_it_was,
+                what_is_stored_is_told_under_a_live_lease_only,
             ];
             ending: [
                 a_completion_keeps_exit_code_and_output,

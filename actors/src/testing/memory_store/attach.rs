@@ -2,8 +2,8 @@
 
 use super::world::World;
 use crate::{
-    domain::{ContainerId, NodeId},
-    ports::{Attach, Authority, LogAppend, LogBatch},
+    domain::{ContainerId, Epoch, NodeId},
+    ports::{Attach, Authority, LogAppend, LogBatch, LogOffsets, LogStream, StoredLogs},
 };
 
 impl World {
@@ -24,11 +24,10 @@ impl World {
     }
 
     pub(super) fn append_logs(&mut self, authority: &Authority, batches: &[LogBatch]) -> LogAppend {
-        if self.live(authority).is_none() {
-            return LogAppend::NotLive;
-        }
+        let Some(lease) = self.live(authority) else { return LogAppend::NotLive };
+        let claim = Epoch(lease.claim_epoch);
         for batch in batches {
-            let key = (authority.job, authority.epoch, batch.stream, batch.first_byte);
+            let key = (authority.job, claim, batch.stream, batch.first_byte);
             let stored =
                 self.logs.iter().any(|(job, epoch, stream, at, _)| (*job, *epoch, *stream, *at) == key);
             if !stored {
@@ -36,5 +35,20 @@ impl World {
             }
         }
         LogAppend::Stored
+    }
+
+    pub(super) fn log_offsets(&self, authority: &Authority) -> StoredLogs {
+        let Some(lease) = self.live(authority) else { return StoredLogs::NotLive };
+        let end = |stream: LogStream| {
+            let of_the_claim = self.logs.iter().filter(|(job, epoch, of, ..)| {
+                (*job, *epoch, *of) == (authority.job, Epoch(lease.claim_epoch), stream)
+            });
+            of_the_claim.map(|(.., first_byte, data)| first_byte + data.len() as u64).max().unwrap_or(0)
+        };
+        StoredLogs::Offsets(LogOffsets {
+            stdout: end(LogStream::Stdout),
+            stderr: end(LogStream::Stderr),
+            system: end(LogStream::System),
+        })
     }
 }

@@ -27,6 +27,7 @@ use crate::{
     ports::{
         Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
         LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
+        StoredLogs,
     },
 };
 
@@ -129,6 +130,10 @@ impl LeaseStore for MemoryStore {
         batches: &[LogBatch],
     ) -> Result<LogAppend, StoreError> {
         Ok(self.world().append_logs(authority, batches))
+    }
+
+    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError> {
+        Ok(self.world().log_offsets(authority))
     }
 
     async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError> {

@@ -131,6 +131,8 @@ impl World {
             started: lease.claim_renewed,
             cancel_requested: lease.cancel_requested,
             cleanup_pending_for: lease.cleanup_pending_since.map(|since| until(since, self.now())),
+            // A run deadline is the timeout and one lease.
+            timeout_left: lease.run_deadline.map(|at| until(self.now(), at - delta(lease.duration))),
         })
     }
 

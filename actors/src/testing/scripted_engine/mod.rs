@@ -120,6 +120,17 @@ impl ScriptedEngine {
         self.shared.changed.notify_waiters();
     }
 
+    /// Another engine answers from now on, with what this one had.
+    pub fn become_another(&self, engine_id: &str) {
+        self.state().engine_id = engine_id.to_owned();
+    }
+
+    /// Puts every container into a state.
+    pub fn set_all(&self, to: &ContainerState) {
+        self.state().containers.values_mut().for_each(|container| container.state = to.clone());
+        self.shared.changed.notify_waiters();
+    }
+
     /// Somebody kills a running container by hand.
     pub fn kill_all(&self) {
         self.end_all(137);
