@@ -84,6 +84,9 @@ impl LeaseStore for Instantly {
     async fn append_logs(&self, _: &Authority, _: &[LogBatch]) -> Result<LogAppend, StoreError> {
         Ok(LogAppend::Stored)
     }
+    async fn log_offsets(&self, _: &Authority) -> Result<StoredLogs, StoreError> {
+        Ok(StoredLogs::NotLive)
+    }
     async fn report_progress(&self, _: &Authority, _: &str) -> Result<Renewal, StoreError> {
         Ok(Renewal::NotLive)
     }
@@ -145,6 +148,13 @@ fn main() {
                     stop_grace: s(5),
                 },
                 retry_defaults: RetryPolicy::default(),
+                recovery: RecoverySettings {
+                    permits: 1,
+                    batch: 100,
+                    interval: s(15),
+                    give_up: s(600),
+                    loss_limit: 3,
+                },
                 dispatch: None,
             },
         })

@@ -196,7 +196,7 @@ impl ClaimActor {
         let (env, timeout) = (Arc::clone(&self.parts.env), self.parts.env.timings.store_timeout);
         let asked = Anchor::now();
         let call = async move {
-            let answer = tokio::time::timeout(timeout, env.store.claim(reservation.claim())).await;
+            let answer = tokio::time::timeout(timeout, env.store.claim(reservation.ask())).await;
             (reservation, answer.unwrap_or_else(|_| Err(no_answer(timeout))))
         };
         ctx.spawn(call.into_actor(self).map(move |(reservation, answer), act, ctx| {
@@ -220,7 +220,7 @@ impl ClaimActor {
         let count = u32::try_from(answer.grants.len()).unwrap_or(u32::MAX);
         env.tally.jobs_granted.add(u64::from(count));
         let draining = self.draining();
-        let full = count >= reservation.claim().limit && !reservation.is_replay();
+        let full = count >= reservation.ask().limit && !reservation.is_replay();
         for grant in answer.grants {
             let grant = Arc::new(grant);
             match reservation.grant(&grant) {

@@ -16,16 +16,17 @@ use crate::{
         NewJob, NodeId, ProcessId, RetryPolicy, Route, WorkerId, lease::StopReason,
     },
     error::StoreError,
-    nodes::StartNode,
+    nodes::{NodeAddress, StartNode},
     permits::PermitCounts,
     ports::{
         Attach, Authority, ClaimAnswer, Claimant, Dispatched, End, Ended, Grant, LeaseStore, ListedAnswer,
         ListedClaim, LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer,
-        RecoverRequest, Renewal, WorkRunner,
+        RecoverRequest, Renewal, StoredLogs, WorkRunner,
     },
-    settings::{ActorSettings, ClaimSettings, DispatchSettings, LeaseTimings},
+    runtime_node_actor::{RecoverContainer, RunContainer},
+    settings::{ActorSettings, ClaimSettings, DispatchSettings, LeaseTimings, RecoverySettings},
     supervision::{Supervision, WorkerParts},
-    testing::{FlakyStore, JobView, MemoryStore, Odds, Operation},
+    testing::{FlakyStore, JobView, MemoryStore, Odds, Operation, Probe},
     work::{LeaseContext, WorkOutcome},
 };
 
@@ -166,6 +167,8 @@ pub(crate) struct RigSettings {
     /// Panics in the call of that operation with that number, counted from 1.
     pub(crate) panics: Vec<(Operation, u32)>,
     pub(crate) start_node: StartNode,
+    pub(crate) recovery: RecoverySettings,
+    pub(crate) retry: RetryPolicy,
 }
 
 impl Default for RigSettings {
@@ -185,8 +188,24 @@ impl Default for RigSettings {
             odds: Odds::default(),
             panics: Vec::new(),
             start_node: Box::new(|placement| panic!("no container is run here, but {placement:?}")),
+            recovery: RecoverySettings {
+                // Tests that watch what a worker leaves to recovery want none; the others say so.
+                permits: 0,
+                batch: 100,
+                interval: s(15),
+                give_up: s(600),
+                loss_limit: 3,
+            },
+            retry: RetryPolicy { max_system: Some(3), backoff_ms: Some(1000), ..RetryPolicy::default() },
         }
     }
+}
+
+/// A node whose actor only runs what was claimed.
+pub(crate) fn node_that_runs(run: actix::Recipient<RunContainer>) -> NodeAddress {
+    let recover =
+        Probe::answering(|message: RecoverContainer| panic!("nothing is recovered here, but {message:?}"));
+    NodeAddress { run, recover: recover.recipient }
 }
 
 /// A whole worker on the memory store, behind a network that loses what it is told to.
@@ -229,12 +248,9 @@ impl Rig {
                     poll_interval: settings.poll,
                 },
                 timings: settings.timings,
-                retry_defaults: RetryPolicy {
-                    max_system: Some(3),
-                    backoff_ms: Some(1000),
-                    ..RetryPolicy::default()
-                },
+                retry_defaults: settings.retry,
                 dispatch: Some(DispatchSettings { batch: 100, poll_interval: settings.poll }),
+                recovery: settings.recovery,
             },
         };
         let worker = Supervision::start(parts).expect("the fence has its thread");
@@ -367,6 +383,11 @@ impl LeaseStore for PanickingStore {
     ) -> Result<LogAppend, StoreError> {
         self.maybe_panic(Operation::AppendLogs);
         self.inner.append_logs(authority, batches).await
+    }
+
+    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError> {
+        self.maybe_panic(Operation::LogOffsets);
+        self.inner.log_offsets(authority).await
     }
 
     async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError> {

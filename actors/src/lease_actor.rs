@@ -13,6 +13,7 @@
 //! once never touches it again.
 
 mod calls;
+mod recovering;
 mod reporting;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ use tokio::time::Instant;
 
 use self::{
     calls::{Calls, FIRST_RETRY},
+    recovering::Recovery,
     reporting::Pending,
 };
 use crate::{
@@ -79,16 +81,25 @@ pub struct LeaseActor {
     report: Option<Pending>,
     refusal: Option<String>,
     alarm: Option<(Instant, SpawnHandle)>,
+    /// Nothing is started: the job is given back at once.
     give_back: bool,
+    /// The lease was taken over.
+    recovery: Option<Recovery>,
 }
 
 impl LeaseActor {
     /// Starts the actor of a grant. `asked` was taken before the claim was sent. With `give_back` (a drain
     /// has begun) the grant is released without anything being started.
     pub fn start_for(env: &Arc<LeaseEnv>, permit: ActivePermit, asked: Anchor, give_back: bool) {
+        let mut actor = Self::holding(env, permit, asked);
+        actor.give_back = give_back;
+        let (job, epoch) = (actor.job(), actor.epoch());
+        env.alive.enter(job, epoch, actor.start());
+    }
+
+    fn holding(env: &Arc<LeaseEnv>, permit: ActivePermit, asked: Anchor) -> Self {
         let grant = Arc::clone(permit.grant());
-        let (job, epoch) = (grant.authority.job, grant.authority.epoch);
-        let actor = Self {
+        Self {
             env: Arc::clone(env),
             permit: Some(permit),
             phase: Phase::Confirming,
@@ -104,10 +115,10 @@ impl LeaseActor {
             report: None,
             refusal: None,
             alarm: None,
-            give_back,
+            give_back: false,
+            recovery: None,
             grant,
-        };
-        env.alive.enter(job, epoch, actor.start());
+        }
     }
 
     fn job(&self) -> JobId {
@@ -270,7 +281,7 @@ impl LeaseActor {
                 };
                 let late = self.phase == Phase::Confirming && self.asked_when().has_passed();
                 self.feed(
-                    match (late, cancel_requested) {
+                    match (late, cancel_requested && self.heeds_cancel()) {
                         (true, _) => Event::LeaseRunsOut,
                         (false, true) => Event::CancelSeen,
                         (false, false) => Event::Held,

@@ -17,7 +17,7 @@ use crate::{
     lease_actor::LeaseActor,
     nodes::Nodes,
     ports::{LeaseStore, WorkRunner},
-    settings::LeaseTimings,
+    settings::{LeaseTimings, RecoverySettings},
 };
 
 /// What every LeaseActor is given.
@@ -34,6 +34,8 @@ pub struct LeaseEnv {
     pub timings: LeaseTimings,
     /// What a failure is worth where the job's policy is silent.
     pub retry_defaults: RetryPolicy,
+    /// What is taken over, and how.
+    pub recovery: RecoverySettings,
     /// The LeaseActors that live now.
     pub alive: Alive,
     /// What has happened since the start.
@@ -179,4 +181,12 @@ tally! {
     reconciliations,
     /// Jobs that this process made QUEUED.
     jobs_dispatched,
+    /// Expired leases that were taken over.
+    leases_recovered,
+    /// Recoveries that were put off, since the job could not be cleaned up yet.
+    recoveries_postponed,
+    /// Passes of the recovery without an answer.
+    recoveries_unanswered,
+    /// Containers of a lost lease that were followed on instead of being stopped.
+    containers_adopted,
 }

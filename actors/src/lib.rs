@@ -7,14 +7,14 @@
 //!   hints (NOTIFY)                      Supervision: start, hints, health, drain, fatal
 //!      │ Wake · LookAgain · RenewNow         │ guards each singleton in a Slot
 //!      ▼                                     ▼
-//!  DispatchActor ──queued──▶ ClaimActor ──────────────── reserve ─▶ Permits ◀── take ── ReconcileActor
-//!   PENDING → QUEUED             │ one each grant                      ▲                  what became of it?
-//!                                ▼                       free, or drop │
+//!  DispatchActor ──queued──▶ ClaimActor    RecoveryActor ─ reserve ─▶ Permits ◀── take ── ReconcileActor
+//!   PENDING → QUEUED             │ one each grant │ or takeover        ▲ (a pool each)    what became of it?
+//!                                ▼                ▼      free, or drop │
 //!                           LeaseActor ────────────────────────────────┘
 //!                renew · time · report │ tie: deadline, task, container
 //!                                      ├────────────────────────────▶ Fence (an OS thread)
 //!                                      ▼ work                           ends it in time, come what may
-//!                 WorkRunner (HANDLER, HEARTBEAT)  or  RunContainer ─▶ RuntimeNodeActor ─▶ ContainerEngine
+//!                 WorkRunner (HANDLER, HEARTBEAT)  or  RunContainer, RecoverContainer ─▶ RuntimeNodeActor ─▶ ContainerEngine
 //! ```
 //!
 //! All actors live on one arbiter. Whatever takes time (a call to the store, the work) runs beside its actor and
@@ -30,6 +30,7 @@
 //! | [`RenewNow`](lease_actor::RenewNow) | LeaseActor | hint | the next renewal tells of the cancel |
 //! | [`StopWork`](lease_actor::StopWork) | LeaseActor | order | (sent past the mailbox's bound) |
 //! | [`RunContainer`](runtime_node_actor::RunContainer) | RuntimeNodeActor | request | the fence ends what it may have started |
+//! | [`RecoverContainer`](runtime_node_actor::RecoverContainer) | RuntimeNodeActor | request | the recovery is put off |
 //!
 //! # Who may die
 //!
@@ -37,7 +38,7 @@
 //! |---|---|
 //! | a workload | its job fails as `SYSTEM`, code `panic` |
 //! | a LeaseActor | its work is told that the lease is lost; its permit awaits reconciliation |
-//! | ClaimActor, DispatchActor, ReconcileActor | rebuilt by its [`Slot`](slot::Slot); its claims are asked again from the permits |
+//! | ClaimActor, RecoveryActor, DispatchActor, ReconcileActor | rebuilt by its [`Slot`](slot::Slot); what it asked is asked again from the permits |
 //! | a RuntimeNodeActor | its containers are killed by the fence; the next job starts another one |
 //! | every async thread blocks | the fence kills containers in time; handlers count as stuck |
 //!
@@ -45,7 +46,7 @@
 //!
 //! 1. [`domain::lease`]: the life of a lease as one pure table. 2. [`ports`]: what is asked of the outside.
 //!    3. [`lease_actor`]: the shell around the table. 4. [`permits`] and [`fence`]: what holds when actors die.
-//!    5. [`claim_actor`], [`dispatch_actor`], [`reconcile_actor`]. 6. [`supervision`]: how it all starts and ends.
+//!    5. [`claim_actor`], [`recovery_actor`], [`dispatch_actor`], [`reconcile_actor`]. 6. [`supervision`]: how it all starts and ends.
 //!    7. [`runtime_node_actor`]: containers. `testing` (behind a feature) has the memory store, which is the
 //!    executable specification of the rules.
 //!
@@ -70,6 +71,7 @@ pub mod nodes;
 pub mod permits;
 pub mod ports;
 pub mod reconcile_actor;
+pub mod recovery_actor;
 pub mod runtime_node_actor;
 pub mod settings;
 pub mod slot;

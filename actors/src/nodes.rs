@@ -1,6 +1,6 @@
 //! Who runs containers on which node: one actor per runtime node, started when the first job comes.
 //!
-//! LeaseActors know no node actor, only a [`Recipient`] of [`RunContainer`]. What starts one (with its engine,
+//! LeaseActors know no node actor, only its [`NodeAddress`]. What starts one (with its engine,
 //! its store, its identity rules) is a factory that the wiring hands in, so that a test can answer with a
 //! probe, and so that a node actor that died is started anew for the next job.
 
@@ -12,16 +12,30 @@ use std::{
 
 use actix::Recipient;
 
-use crate::{domain::NodeId, error::EngineError, ports::Placement, runtime_node_actor::RunContainer};
+use crate::{
+    domain::NodeId,
+    error::EngineError,
+    ports::Placement,
+    runtime_node_actor::{RecoverContainer, RunContainer},
+};
+
+/// What a node's actor is asked through.
+#[derive(Debug, Clone)]
+pub struct NodeAddress {
+    /// For jobs that were claimed.
+    pub run: Recipient<RunContainer>,
+    /// For jobs that were taken over.
+    pub recover: Recipient<RecoverContainer>,
+}
 
 /// Starts the actor of one runtime node. Called on the arbiter that the LeaseActors live on.
-pub type StartNode = Box<dyn Fn(&Placement) -> Result<Recipient<RunContainer>, EngineError> + Send>;
+pub type StartNode = Box<dyn Fn(&Placement) -> Result<NodeAddress, EngineError> + Send>;
 
 /// The node actors of this process.
 pub struct Nodes {
     start: Mutex<StartNode>,
     /// A changed endpoint or engine is another incarnation, and gets an actor of its own.
-    running: Mutex<HashMap<(NodeId, i64), Recipient<RunContainer>>>,
+    running: Mutex<HashMap<(NodeId, i64), NodeAddress>>,
 }
 
 impl fmt::Debug for Nodes {
@@ -41,11 +55,12 @@ impl Nodes {
     ///
     /// # Errors
     /// [`EngineError`] when the node's endpoint cannot be understood, or its TLS files cannot be read.
-    pub fn actor_of(&self, placement: &Placement) -> Result<Recipient<RunContainer>, EngineError> {
+    pub fn actor_of(&self, placement: &Placement) -> Result<NodeAddress, EngineError> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (placement.node.clone(), placement.incarnation);
         if let Some(actor) = running.get(&key)
-            && actor.connected()
+            && actor.run.connected()
+            && actor.recover.connected()
         {
             return Ok(actor.clone());
         }

@@ -11,6 +11,9 @@
 //!               its command id)         the job is suppressed)
 //! ```
 //!
+//! There are two pools: one for what is claimed, and one on top of it that serves recovery only, so that a worker
+//! full of long jobs still recovers. They differ in what is asked for a permit ([`Ask`]); the states are the same.
+//!
 //! A permit is a value with a drop guard. Dropped for whatever cause, a panic included, it goes to one of the
 //! two *awaiting* states; only an explicit word of the store makes it free, and not while its workload goes
 //! on. A permit whose workload was ended by force and goes on all the same counts as *stuck*: that is derived
@@ -25,13 +28,14 @@ mod tests;
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    ops::Deref,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
 };
 
 use tokio::sync::Notify;
 
 use crate::{
-    domain::{Epoch, JobId},
+    domain::{CommandId, Epoch, JobId},
     fence::Entry,
     ports::{Grant, OpenClaim},
 };
@@ -68,14 +72,57 @@ impl PermitCounts {
     }
 }
 
-/// The permits of one worker. Cheap to clone.
+/// What is asked of the store for a permit: a call that may be repeated under its command id.
+pub trait Ask: Send + 'static {
+    /// Its command id.
+    fn command(&self) -> CommandId;
+    /// From now on it is a repeat: an answer may have been lost.
+    fn repeats(&mut self);
+}
+
+impl Ask for OpenClaim {
+    fn command(&self) -> CommandId {
+        self.command
+    }
+
+    fn repeats(&mut self) {
+        self.repeat = true;
+    }
+}
+
+/// One pool of permits. Cheap to clone. It is [`Hands`], and knows what is asked for its permits.
+pub struct Permits<Q = OpenClaim> {
+    hands: Hands,
+    replays: Replays<Q>,
+}
+
+/// Calls to be asked again that nobody is asking at the moment, each with its permits.
+type Replays<Q> = Arc<Mutex<VecDeque<(Q, u32)>>>;
+
+impl<Q> Clone for Permits<Q> {
+    fn clone(&self) -> Self {
+        Self { hands: self.hands.clone(), replays: Arc::clone(&self.replays) }
+    }
+}
+
+impl<Q> Deref for Permits<Q> {
+    type Target = Hands;
+
+    fn deref(&self) -> &Hands {
+        &self.hands
+    }
+}
+
+/// A pool, whatever is asked for its permits: what it has in hand, and how many are in which state. Cheap to clone.
 #[derive(Clone)]
-pub struct Permits {
+pub struct Hands {
     pool: Arc<Pool>,
 }
 
 struct Pool {
     state: Mutex<State>,
+    /// The worker's other pool.
+    neighbour: OnceLock<Weak<Pool>>,
     /// A permit became free.
     freed: Notify,
     /// A permit began to await its replay.
@@ -90,8 +137,6 @@ struct State {
     capacity: u32,
     reserved: u32,
     awaiting_replay: u32,
-    /// Claims to be asked again that nobody is asking at the moment.
-    replays: VecDeque<(OpenClaim, u32)>,
     /// The jobs in hand: active, awaiting reconciliation or stuck.
     held: HashMap<JobId, Held>,
     /// Jobs that await reconciliation and that nobody reconciles at the moment.
@@ -123,6 +168,16 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a grant of this job is in hand here.
+    fn holds(&self, job: JobId) -> bool {
+        self.lock().held.contains_key(&job)
+    }
+
+    /// Whether the worker's other pool has a grant of this job in hand.
+    fn neighbour_holds(&self, job: JobId) -> bool {
+        self.neighbour.get().and_then(Weak::upgrade).is_some_and(|pool| pool.holds(job))
+    }
+
     fn after_free(&self, state: MutexGuard<'_, State>) {
         let quiet = state.free() == state.capacity;
         drop(state);
@@ -133,13 +188,19 @@ impl Pool {
     }
 }
 
-impl fmt::Debug for Permits {
+impl<Q> fmt::Debug for Permits<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.counts().fmt(f)
     }
 }
 
-impl Permits {
+impl fmt::Debug for Hands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.counts().fmt(f)
+    }
+}
+
+impl<Q> Permits<Q> {
     /// `capacity` free permits.
     #[must_use]
     pub fn new(capacity: u32) -> Self {
@@ -147,21 +208,69 @@ impl Permits {
             capacity,
             reserved: 0,
             awaiting_replay: 0,
-            replays: VecDeque::new(),
             held: HashMap::new(),
             unreconciled: VecDeque::new(),
         };
-        Self {
-            pool: Arc::new(Pool {
-                state: Mutex::new(state),
-                freed: Notify::new(),
-                replay: Notify::new(),
-                reconcile: Notify::new(),
-                quiet: Notify::new(),
-            }),
-        }
+        let pool = Pool {
+            state: Mutex::new(state),
+            neighbour: OnceLock::new(),
+            freed: Notify::new(),
+            replay: Notify::new(),
+            reconcile: Notify::new(),
+            quiet: Notify::new(),
+        };
+        Self { hands: Hands { pool: Arc::new(pool) }, replays: Arc::default() }
     }
 
+    /// As [`Self::new`], beside another pool of the same worker: a job that one of them has in hand is handed
+    /// over by neither.
+    #[must_use]
+    pub fn beside(capacity: u32, other: &Hands) -> Self {
+        let permits = Self::new(capacity);
+        let _ = permits.pool.neighbour.set(Arc::downgrade(&other.pool));
+        let _ = other.pool.neighbour.set(Arc::downgrade(&permits.pool));
+        permits
+    }
+
+    /// The pool without what is asked for its permits.
+    #[must_use]
+    pub fn hands(&self) -> Hands {
+        self.hands.clone()
+    }
+
+    /// Reserves as many permits as are free, `at_most` this many, for the call that `ask` makes of their number;
+    /// none when no permit is free.
+    pub fn reserve(&self, at_most: u32, ask: impl FnOnce(u32) -> Q) -> Option<Reservation<Q>>
+    where
+        Q: Ask,
+    {
+        let mut state = self.pool.lock();
+        let count = state.free().min(at_most);
+        if count == 0 {
+            return None;
+        }
+        state.reserved += count;
+        drop(state);
+        let (pool, replays) = (Arc::clone(&self.hands.pool), Arc::clone(&self.replays));
+        // A panic in `ask` would lose the permits; so the guard exists before it is called.
+        let mut reservation = Reservation { pool, replays, ask: None, count, replayed: false };
+        reservation.ask = Some(ask(count));
+        Some(reservation)
+    }
+
+    /// Takes the oldest call that is to be asked again.
+    #[must_use]
+    pub fn take_replay(&self) -> Option<Reservation<Q>>
+    where
+        Q: Ask,
+    {
+        let (ask, count) = self.replays.lock().unwrap_or_else(PoisonError::into_inner).pop_front()?;
+        let (pool, replays) = (Arc::clone(&self.hands.pool), Arc::clone(&self.replays));
+        Some(Reservation { pool, replays, ask: Some(ask), count, replayed: true })
+    }
+}
+
+impl Hands {
     /// How many there are.
     #[must_use]
     pub fn capacity(&self) -> u32 {
@@ -196,30 +305,6 @@ impl Permits {
         counts
     }
 
-    /// Reserves as many permits as are free, `at_most` this many, for the claim that `claim` makes of their
-    /// number; none when no permit is free.
-    pub fn reserve(&self, at_most: u32, claim: impl FnOnce(u32) -> OpenClaim) -> Option<Reservation> {
-        let mut state = self.pool.lock();
-        let count = state.free().min(at_most);
-        if count == 0 {
-            return None;
-        }
-        state.reserved += count;
-        drop(state);
-        let (pool, replayed) = (Arc::clone(&self.pool), false);
-        // A panic in `claim` would lose the permits; so the guard exists before it is called.
-        let mut reservation = Reservation { pool, claim: None, count, replayed };
-        reservation.claim = Some(claim(count));
-        Some(reservation)
-    }
-
-    /// Takes the oldest claim that is to be asked again.
-    #[must_use]
-    pub fn take_replay(&self) -> Option<Reservation> {
-        let (claim, count) = self.pool.lock().replays.pop_front()?;
-        Some(Reservation { pool: Arc::clone(&self.pool), claim: Some(claim), count, replayed: true })
-    }
-
     /// Takes a grant whose fate is to be found out.
     #[must_use]
     pub fn take_unreconciled(&self) -> Option<Unreconciled> {
@@ -237,7 +322,7 @@ impl Permits {
     /// Whether a grant of this job is still in hand: no other one may be run beside it.
     #[must_use]
     pub fn suppresses(&self, job: JobId) -> bool {
-        self.pool.lock().held.contains_key(&job)
+        self.pool.holds(job)
     }
 
     /// The jobs in hand, each with its epoch.
@@ -251,7 +336,7 @@ impl Permits {
         self.pool.freed.notified().await;
     }
 
-    /// Resolves when a claim has begun to await its replay since the last time; for one waiter.
+    /// Resolves when a call has begun to await its replay since the last time; for one waiter.
     pub async fn awaits_replay(&self) {
         self.pool.replay.notified().await;
     }

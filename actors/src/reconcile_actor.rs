@@ -14,7 +14,7 @@ use actix::{Actor, ActorFutureExt, AsyncContext, Context, WrapFuture};
 use crate::{
     jitter,
     leases::LeaseEnv,
-    permits::{Permits, Unreconciled},
+    permits::{Hands, Unreconciled},
     ports::Reconciliation,
 };
 
@@ -31,24 +31,26 @@ const AFTER_EXPIRY: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct ReconcileActor {
     env: Arc<LeaseEnv>,
-    permits: Permits,
+    pools: Vec<Hands>,
 }
 
 impl ReconcileActor {
-    /// A reconciler for these permits.
+    /// A reconciler for these pools of permits.
     #[must_use]
-    pub fn new(env: Arc<LeaseEnv>, permits: Permits) -> Self {
-        Self { env, permits }
+    pub fn new(env: Arc<LeaseEnv>, pools: Vec<Hands>) -> Self {
+        Self { env, pools }
     }
 
-    fn take_all(&mut self, ctx: &mut Context<Self>) {
-        while let Some(unreconciled) = self.permits.take_unreconciled() {
+    fn take_all(&mut self, pool: Hands, ctx: &mut Context<Self>) {
+        while let Some(unreconciled) = pool.take_unreconciled() {
             self.env.tally.reconciliations.one();
             actix_rt::spawn(find_out(Arc::clone(&self.env), unreconciled));
         }
-        let permits = self.permits.clone();
-        let more = async move { permits.awaits_reconciliation().await };
-        ctx.spawn(more.into_actor(self).map(|(), act, ctx| act.take_all(ctx)));
+        let more = async move {
+            pool.awaits_reconciliation().await;
+            pool
+        };
+        ctx.spawn(more.into_actor(self).map(|pool, act, ctx| act.take_all(pool, ctx)));
     }
 }
 
@@ -88,6 +90,8 @@ impl Actor for ReconcileActor {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
-        self.take_all(ctx);
+        for pool in self.pools.clone() {
+            self.take_all(pool, ctx);
+        }
     }
 }

@@ -84,6 +84,22 @@ pub struct DispatchSettings {
     pub poll_interval: Duration,
 }
 
+/// What a worker takes over from others, and how eagerly.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecoverySettings {
+    /// Jobs in recovery at once, on top of those that were claimed.
+    pub permits: u32,
+    /// Most leases in one statement.
+    pub batch: u32,
+    /// The longest wait between two passes.
+    pub interval: Duration,
+    /// How long a job's cleanup may be put off because its engine answers with errors, before that engine counts
+    /// as unavailable.
+    pub give_up: Duration,
+    /// How many losses in a row end a job as `crash_loop`.
+    pub loss_limit: i32,
+}
+
 /// Everything that the actors of a worker are told.
 #[derive(Debug, Clone)]
 pub struct ActorSettings {
@@ -95,6 +111,8 @@ pub struct ActorSettings {
     pub retry_defaults: RetryPolicy,
     /// Whether, and how, this process dispatches.
     pub dispatch: Option<DispatchSettings>,
+    /// What to take over.
+    pub recovery: RecoverySettings,
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Starts the actors of a worker in order, keeps them alive, drains them, and says how they are.
 //!
-//! Start: fence, reconciler, claimer, dispatcher. Drain, in the order that lets the least go wrong:
+//! Start: fence, reconciler, claimer, recoverer, dispatcher. Drain, in the order that lets the least go wrong:
 //!
 //! ```text
-//!  drain(grace) ─▶ dispatch and claim no more ─▶ renew and wait for the work to end ─▶ all free: done
+//!  drain(grace) ─▶ dispatch, claim and recover no more ─▶ renew and wait for the work to end ─▶ all free: done
 //!       (what a late answer grants is given back)        │ grace over
 //!                                                        ▼
 //!                 stop the work (at most 4 s), release, reconcile ─▶ done at the latest 8 s after the grace
@@ -31,9 +31,10 @@ use crate::{
     lease_actor::{RenewNow, StopWork},
     leases::{Alive, LeaseEnv, Tally, TallySnapshot},
     nodes::{Nodes, StartNode},
-    permits::{PermitCounts, Permits},
+    permits::{Hands, PermitCounts, Permits},
     ports::{LeaseStore, WorkRunner},
     reconcile_actor::ReconcileActor,
+    recovery_actor::{RecoveryActor, RecoveryParts, RecoveryStatus, RecoveryView},
     settings::ActorSettings,
     slot::{Slot, SlotState},
 };
@@ -93,6 +94,10 @@ pub struct WorkerHealth {
     pub loops: Vec<LoopHealth>,
     /// Permits by state; they add up to the capacity.
     pub permits: PermitCounts,
+    /// Recovery permits by state; they add up to a capacity of their own.
+    pub recovery_permits: PermitCounts,
+    /// What the last look for expired leases found.
+    pub recovery: RecoveryView,
     /// Why nothing is claimed at the moment, if so.
     pub not_claiming: Option<NotClaiming>,
     /// LeaseActors alive.
@@ -113,7 +118,7 @@ impl WorkerHealth {
     pub fn is_good(&self) -> bool {
         let alive =
             |l: &LoopHealth| l.state == SlotState::Alive || (self.draining && l.state == SlotState::Stopped);
-        self.loops.iter().all(alive) && self.permits.stuck == 0
+        self.loops.iter().all(alive) && self.permits.stuck == 0 && self.recovery_permits.stuck == 0
     }
 }
 
@@ -122,13 +127,15 @@ impl WorkerHealth {
 pub struct Drained {
     /// Permits by state at its end. All free: every job ended or was given back, and the store confirmed it.
     pub permits: PermitCounts,
+    /// Recovery permits by state at its end.
+    pub recovery_permits: PermitCounts,
 }
 
 impl Drained {
     /// Whether nothing is left in hand.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.permits.free == self.permits.total()
+        [self.permits, self.recovery_permits].iter().all(|permits| permits.free == permits.total())
     }
 }
 
@@ -141,12 +148,15 @@ pub struct Supervision {
 #[derive(Debug)]
 struct Inner {
     env: Arc<LeaseEnv>,
-    permits: Permits,
+    permits: Hands,
+    recovery_permits: Hands,
     status: Arc<ClaimStatus>,
+    recovery_status: Arc<RecoveryStatus>,
     draining: Arc<AtomicBool>,
     fatal: watch::Receiver<Option<Fatal>>,
     reconcile: Slot<ReconcileActor>,
     claim: Slot<ClaimActor>,
+    recovery: Slot<RecoveryActor>,
     dispatch: Option<Slot<DispatchActor>>,
 }
 
@@ -164,10 +174,12 @@ impl Supervision {
             fence: Fence::start(parts.on_stuck)?,
             timings: settings.timings,
             retry_defaults: settings.retry_defaults,
+            recovery: settings.recovery,
             alive: Alive::default(),
             tally: Tally::default(),
         });
         let permits = Permits::new(settings.claim.concurrency);
+        let recovery_permits = Permits::beside(settings.recovery.permits, &permits);
         let (dead, fatal) = watch::channel(None);
         let dead = Arc::new(dead);
         let keeps_dying = || {
@@ -178,12 +190,12 @@ impl Supervision {
         };
 
         let reconcile = {
-            let (env, permits) = (Arc::clone(&env), permits.clone());
-            let make = move || ReconcileActor::new(Arc::clone(&env), permits.clone());
+            let (env, pools) = (Arc::clone(&env), vec![permits.hands(), recovery_permits.hands()]);
+            let make = move || ReconcileActor::new(Arc::clone(&env), pools.clone());
             Slot::guard("reconcile", make, keeps_dying())
         };
         let (status, draining) = (Arc::new(ClaimStatus::default()), Arc::new(AtomicBool::new(false)));
-        let namespace = settings.claim.owner.namespace.clone();
+        let owner = settings.claim.owner.clone();
         let claim_parts = ClaimParts {
             env: Arc::clone(&env),
             permits: permits.clone(),
@@ -192,17 +204,41 @@ impl Supervision {
             draining: Arc::clone(&draining),
         };
         let claim = Slot::guard("claim", move || ClaimActor::new(claim_parts.clone()), keeps_dying());
+        let recovery_status = Arc::new(RecoveryStatus::default());
+        let recovery_parts = RecoveryParts {
+            env: Arc::clone(&env),
+            permits: recovery_permits.clone(),
+            claimed: permits.hands(),
+            owner: owner.clone(),
+            settings: settings.recovery,
+            status: Arc::clone(&recovery_status),
+            draining: Arc::clone(&draining),
+        };
+        let make = move || RecoveryActor::new(recovery_parts.clone());
+        let recovery = Slot::guard("recovery", make, keeps_dying());
         let dispatch = settings.dispatch.map(|dispatch| {
             let claimer = claim.clone();
             let parts = DispatchParts {
                 env: Arc::clone(&env),
-                namespace,
+                namespace: owner.namespace.clone(),
                 settings: dispatch,
                 on_queued: Arc::new(move || claimer.hint(Wake)),
             };
             Slot::guard("dispatch", move || DispatchActor::new(parts.clone()), keeps_dying())
         });
-        let inner = Inner { env, permits, status, draining, fatal, reconcile, claim, dispatch };
+        let inner = Inner {
+            env,
+            permits: permits.hands(),
+            recovery_permits: recovery_permits.hands(),
+            status,
+            recovery_status,
+            draining,
+            fatal,
+            reconcile,
+            claim,
+            recovery,
+            dispatch,
+        };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -247,13 +283,16 @@ impl Supervision {
     #[must_use]
     pub fn health(&self) -> WorkerHealth {
         let inner = &self.inner;
-        let mut loops = vec![health_of(&inner.reconcile), health_of(&inner.claim)];
+        let mut loops =
+            vec![health_of(&inner.reconcile), health_of(&inner.claim), health_of(&inner.recovery)];
         loops.extend(inner.dispatch.as_ref().map(health_of));
         let permits = inner.permits.counts();
         let no_permit = (permits.free == 0).then_some(NotClaiming::NoFreePermit);
         WorkerHealth {
             loops,
             permits,
+            recovery_permits: inner.recovery_permits.counts(),
+            recovery: inner.recovery_status.view(),
             not_claiming: inner.status.reason().or(no_permit),
             leases: inner.env.alive.count(),
             watched: inner.env.fence.watched(),
@@ -284,10 +323,10 @@ impl Supervision {
     pub async fn drain(&self, grace: Duration) -> Drained {
         self.take_no_more();
         tracing::info!(?grace, leases = self.inner.env.alive.count(), "draining");
-        if tokio::time::timeout(grace, self.inner.permits.quiet()).await.is_err() {
+        if tokio::time::timeout(grace, self.quiet()).await.is_err() {
             tracing::warn!(leases = self.inner.env.alive.count(), "grace is over, stopping the work");
             self.stop_work(STOP_IN);
-            let _ = tokio::time::timeout(LAST_WORDS, self.inner.permits.quiet()).await;
+            let _ = tokio::time::timeout(LAST_WORDS, self.quiet()).await;
         }
         self.close()
     }
@@ -297,8 +336,14 @@ impl Supervision {
     pub async fn stop_now(&self) -> Drained {
         self.take_no_more();
         self.stop_work(Duration::ZERO);
-        let _ = tokio::time::timeout(STOP_NOW_LIMIT, self.inner.permits.quiet()).await;
+        let _ = tokio::time::timeout(STOP_NOW_LIMIT, self.quiet()).await;
         self.close()
+    }
+
+    /// Resolves when nothing is in hand. What was taken over last ends first, and hands nothing to the others.
+    async fn quiet(&self) {
+        self.inner.recovery_permits.quiet().await;
+        self.inner.permits.quiet().await;
     }
 
     fn take_no_more(&self) {
@@ -318,14 +363,19 @@ impl Supervision {
     }
 
     fn close(&self) -> Drained {
-        let permits = self.inner.permits.counts();
+        let (permits, recovery_permits) = (self.inner.permits.counts(), self.inner.recovery_permits.counts());
         self.inner.claim.close();
+        self.inner.recovery.close();
         self.inner.reconcile.close();
-        let drained = Drained { permits };
+        let drained = Drained { permits, recovery_permits };
         if drained.is_clean() {
             tracing::info!("drained");
         } else {
-            tracing::warn!(?permits, "drained with jobs whose end is not confirmed; their leases expire");
+            tracing::warn!(
+                ?permits,
+                ?recovery_permits,
+                "drained with jobs whose end is not confirmed; their leases expire"
+            );
         }
         drained
     }

@@ -358,7 +358,6 @@ mod tests {
             labels,
             started_at: None,
             finished_at: None,
-            witnessed: true,
         }
     }
 

@@ -5,7 +5,7 @@ use std::{future::pending, sync::Arc, time::Duration};
 use leasehold_actors::{
     domain::{RetryPolicy, Route},
     ports::Claimant,
-    settings::{ActorSettings, ClaimSettings, DispatchSettings, LeaseTimings},
+    settings::{ActorSettings, ClaimSettings, DispatchSettings, LeaseTimings, RecoverySettings},
     supervision::{Supervision, WorkerParts},
 };
 use tokio::{sync::watch, task::AbortHandle};
@@ -133,5 +133,12 @@ fn actor_settings(settings: &WorkerSettings, owner: Claimant, routes: Arc<[Route
             backoff_cap_ms: Some(BACKOFF_CAP_MS),
         },
         dispatch: Some(DispatchSettings { batch: DISPATCH_BATCH, poll_interval: settings.poll_interval }),
+        recovery: RecoverySettings {
+            permits: settings.recovery_permits,
+            batch: settings.recovery_batch,
+            interval: settings.recovery_interval,
+            give_up: settings.recovery_give_up,
+            loss_limit: settings.loss_limit,
+        },
     }
 }

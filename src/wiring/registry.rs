@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use leasehold_actors::{
     domain::Route,
+    permits::PermitCounts,
     ports::Claimant,
     supervision::{Supervision, WorkerHealth},
 };
@@ -23,6 +24,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 struct Status {
     routes: Vec<String>,
     permits: Permits,
+    recovery: Recovery,
     healthy: bool,
     draining: bool,
     /// Why nothing is claimed at the moment.
@@ -43,17 +45,51 @@ struct Permits {
     free: u32,
 }
 
-fn status(health: &WorkerHealth, routes: &[Route], hints: Option<HintHealth>) -> String {
-    let p = health.permits;
-    let status = Status {
-        routes: routes.iter().map(route_name).collect(),
-        permits: Permits {
+/// Jobs that this worker recovers for others, and what is waiting for that.
+#[derive(Debug, Serialize)]
+struct Recovery {
+    /// On top of the others.
+    permits: Permits,
+    /// Expired leases that the last look left behind.
+    expired_leases: u64,
+    /// How long the oldest of those had expired by then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    oldest_expired_ms: Option<u64>,
+    /// Since the start: leases taken over, recoveries put off, containers followed on.
+    taken_over: u64,
+    postponed: u64,
+    adopted: u64,
+    /// Why nothing is looked for at the moment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trouble: Option<String>,
+}
+
+impl From<PermitCounts> for Permits {
+    fn from(p: PermitCounts) -> Self {
+        Self {
             reserved: p.reserved,
             active: p.active,
             awaiting_replay: p.awaiting_replay,
             awaiting_reconciliation: p.awaiting_reconciliation,
             stuck: p.stuck,
             free: p.free,
+        }
+    }
+}
+
+fn status(health: &WorkerHealth, routes: &[Route], hints: Option<HintHealth>) -> String {
+    let (seen, tally) = (&health.recovery, &health.tally);
+    let status = Status {
+        routes: routes.iter().map(route_name).collect(),
+        permits: health.permits.into(),
+        recovery: Recovery {
+            permits: health.recovery_permits.into(),
+            expired_leases: seen.backlog,
+            oldest_expired_ms: seen.oldest.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
+            taken_over: tally.leases_recovered,
+            postponed: tally.recoveries_postponed,
+            adopted: tally.containers_adopted,
+            trouble: seen.trouble.clone(),
         },
         healthy: health.is_good(),
         draining: health.draining,
@@ -118,13 +154,17 @@ fn host_name() -> String {
 
 #[cfg(test)]
 mod tests {
+    use leasehold_actors::recovery_actor::RecoveryView;
+
     use super::*;
 
     #[test]
     fn the_status_is_one_object_with_permits_that_add_up() {
         let health = WorkerHealth {
             loops: Vec::new(),
-            permits: leasehold_actors::permits::PermitCounts { active: 3, free: 5, ..Default::default() },
+            permits: PermitCounts { active: 3, free: 5, ..Default::default() },
+            recovery_permits: PermitCounts { active: 1, free: 1, ..Default::default() },
+            recovery: RecoveryView { backlog: 7, oldest: Some(Duration::from_secs(2)), trouble: None },
             not_claiming: None,
             leases: 3,
             watched: 3,
@@ -142,6 +182,9 @@ mod tests {
         assert_eq!(json["routes"], serde_json::json!(["HANDLER send-email", "CONTAINER"]));
         assert_eq!((&json["permits"]["active"], &json["permits"]["free"]), (&3.into(), &5.into()));
         assert_eq!((&json["healthy"], json.get("not_claiming")), (&true.into(), None));
+        let recovery = &json["recovery"];
+        assert_eq!((&recovery["permits"]["active"], &recovery["permits"]["free"]), (&1.into(), &1.into()));
+        assert_eq!((&recovery["expired_leases"], &recovery["oldest_expired_ms"]), (&7.into(), &2000.into()));
         assert_eq!(json["hints"]["listening"], true);
     }
 }

@@ -12,7 +12,7 @@ use crate::{
         lease::{Event, Report},
     },
     error::{Applied, StoreError},
-    ports::{End, Ended},
+    ports::{End, Ended, Postponed},
     work::WorkOutcome,
 };
 
@@ -20,32 +20,63 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) command: CommandId,
-    pub(super) end: Arc<End>,
+    pub(super) told: Arc<Told>,
     pub(super) calls: Calls,
     pub(super) give_up: Instant,
 }
 
+/// What the store is told.
+#[derive(Debug)]
+pub(super) enum Told {
+    /// That the lease is over, and how.
+    End(End),
+    /// That a lease that was taken over is given up, and the job's recovery put off.
+    Postpone(Duration),
+}
+
+/// What the store says to that.
+#[derive(Debug)]
+enum Answer {
+    Ended(Ended),
+    Postponed(Postponed),
+}
+
 impl LeaseActor {
     pub(super) fn begin_report(&mut self, report: Report, ctx: &mut Context<Self>) {
-        let end = self.end_for(report);
+        let told = self.told_for(report);
         self.report = Some(Pending {
             command: CommandId::generate(),
-            end: Arc::new(end),
+            told: Arc::new(told),
             calls: Calls::due_now(),
             give_up: Instant::now() + self.grant.lease,
         });
         self.send_report(ctx);
     }
 
+    fn told_for(&mut self, report: Report) -> Told {
+        let of_recovery = match report {
+            Report::Outcome => self.told_of_recovery(),
+            Report::Release | Report::StoppedUnasked => self.told_of_the_rest(),
+            Report::Cancel | Report::TimedOut | Report::Refused => None,
+        };
+        of_recovery.unwrap_or_else(|| Told::End(self.end_for(report)))
+    }
+
+    pub(super) fn end_of(&self, outcome: WorkOutcome) -> End {
+        let failure = match outcome {
+            WorkOutcome::Completed { exit_code, output } => return End::Complete { exit_code, output },
+            WorkOutcome::Failed(failure) => failure,
+            WorkOutcome::Stopped => stopped_unasked(),
+        };
+        End::Fail { failure, defaults: self.env.retry_defaults }
+    }
+
     fn end_for(&mut self, report: Report) -> End {
         let failure = match report {
-            Report::Outcome => match self.outcome.take() {
-                Some(WorkOutcome::Completed { exit_code, output }) => {
-                    return End::Complete { exit_code, output };
-                }
-                Some(WorkOutcome::Failed(failure)) => failure,
-                Some(WorkOutcome::Stopped) | None => stopped_unasked(),
-            },
+            Report::Outcome => {
+                let outcome = self.outcome.take().unwrap_or(WorkOutcome::Stopped);
+                return self.end_of(outcome);
+            }
             Report::Cancel => return End::Cancel,
             Report::Release => return End::Release { delay: Duration::ZERO, reason: "drain" },
             Report::TimedOut => Failure::new(
@@ -69,9 +100,17 @@ impl LeaseActor {
     pub(super) fn send_report(&mut self, ctx: &mut Context<Self>) {
         let Some(pending) = &mut self.report else { return };
         let number = pending.calls.begin(self.env.timings.store_timeout);
-        let (command, end) = (pending.command, Arc::clone(&pending.end));
+        let (command, told) = (pending.command, Arc::clone(&pending.told));
         let (env, grant) = (Arc::clone(&self.env), Arc::clone(&self.grant));
-        let call = async move { env.store.end(&grant.authority, command, &end).await };
+        let call = async move {
+            let authority = &grant.authority;
+            match &*told {
+                Told::End(end) => env.store.end(authority, command, end).await.map(Answer::Ended),
+                Told::Postpone(delay) => {
+                    env.store.postpone_recovery(authority, *delay).await.map(Answer::Postponed)
+                }
+            }
+        };
         let call = call.into_actor(self);
         let handle = ctx.spawn(call.map(move |answer, act, ctx| act.reported(command, number, answer, ctx)));
         if let Some(given_up) = self.report.as_mut().and_then(|pending| pending.calls.runs_as(handle)) {
@@ -83,7 +122,7 @@ impl LeaseActor {
         &mut self,
         command: CommandId,
         number: u32,
-        answer: Result<Ended, StoreError>,
+        answer: Result<Answer, StoreError>,
         ctx: &mut Context<Self>,
     ) {
         // An answer to an earlier report that was replaced says nothing about this one.
@@ -91,23 +130,32 @@ impl LeaseActor {
             return;
         };
         match answer {
-            Ok(Ended::PayloadConflict { current_revision }) => {
+            Ok(Answer::Ended(Ended::PayloadConflict { current_revision })) => {
                 pending.calls.succeeded(number);
                 self.refusal = Some(format!("the payload is at revision {current_revision}"));
                 self.feed(Event::ReportRefused, ctx);
             }
-            Ok(ended) => {
+            Ok(Answer::Ended(ended)) => {
                 pending.calls.succeeded(number);
-                let end = Arc::clone(&pending.end);
-                self.count(&end, &ended);
+                self.count(&ended);
+                if ended != Ended::NotLive {
+                    self.after_the_report();
+                }
+                self.feed(Event::ReportAnswered, ctx);
+            }
+            // Not live: as a rule an answer to an earlier try was lost. Either way the lease is over.
+            Ok(Answer::Postponed(Postponed::Done | Postponed::NotLive)) => {
+                pending.calls.succeeded(number);
+                self.env.tally.recoveries_postponed.one();
                 self.feed(Event::ReportAnswered, ctx);
             }
             Err(error) => {
                 pending.calls.failed(number, self.env.timings.store_timeout);
+                let ends = matches!(*pending.told, Told::End(_));
                 self.env.tally.reports_unknown.one();
                 tracing::warn!(job = %self.job(), epoch = %self.epoch(), %error,
                     "the end is not confirmed, asking again");
-                if error.applied == Applied::No && !error.is_retryable() {
+                if ends && error.applied == Applied::No && !error.is_retryable() {
                     self.refusal = Some(error.message);
                     self.feed(Event::ReportRefused, ctx);
                 } else {
@@ -117,16 +165,14 @@ impl LeaseActor {
         }
     }
 
-    fn count(&self, end: &End, ended: &Ended) {
+    fn count(&self, ended: &Ended) {
         let tally = &self.env.tally;
-        let counter = match (ended, end) {
-            (Ended::NotLive, _) => &tally.reports_not_live,
-            (Ended::Terminal(JobState::Completed), _) => &tally.jobs_completed,
-            (Ended::Terminal(JobState::Canceled), _) => &tally.jobs_canceled,
-            (Ended::Released | Ended::Rescheduled, _) => &tally.jobs_released,
-            (Ended::Terminal(_) | Ended::Retrying { .. } | Ended::PayloadConflict { .. }, _) => {
-                &tally.jobs_failed
-            }
+        let counter = match ended {
+            Ended::NotLive => &tally.reports_not_live,
+            Ended::Terminal(JobState::Completed) => &tally.jobs_completed,
+            Ended::Terminal(JobState::Canceled) => &tally.jobs_canceled,
+            Ended::Released | Ended::Rescheduled => &tally.jobs_released,
+            Ended::Terminal(_) | Ended::Retrying { .. } | Ended::PayloadConflict { .. } => &tally.jobs_failed,
         };
         counter.one();
         match ended {

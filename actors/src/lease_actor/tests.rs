@@ -4,7 +4,10 @@ use crate::{
     domain::{ContainerSpec, Failure, FailureKind, JobDefinition, JobState, NewJob},
     error::Applied,
     fence::Hold,
-    fixtures::{Rig, RigSettings, done, eventually, noop, paused, planned_panic, submit, takes, work},
+    fixtures::{
+        Rig, RigSettings, done, eventually, node_that_runs, noop, paused, planned_panic, submit, takes, work,
+    },
+    ports::Placement,
     runtime_node_actor::RunContainer,
     testing::{Fate, MemoryStore, Operation, Probe, StoreHarness, TestNode},
 };
@@ -498,7 +501,8 @@ fn a_container_is_run_by_the_actor_of_the_node_that_the_claim_named() {
             WorkOutcome::Failed(Failure::new(FailureKind::User, "3", "exit code 3").with_exit_code(3))
         });
         let recipient = node.recipient.clone();
-        let (rig, job) = container_rig(Box::new(move |_| Ok(recipient.clone()))).await;
+        let start = move |_: &Placement| Ok(node_that_runs(recipient.clone()));
+        let (rig, job) = container_rig(Box::new(start)).await;
         rig.until_state(job, JobState::Failed).await;
         rig.until_quiet().await;
         assert_eq!((node.asked(), rig.view(job).failure_code.as_deref()), (1, Some("3")));
@@ -533,7 +537,7 @@ fn a_container_whose_node_actor_dies_is_killed_before_its_attempt_counts_as_over
                 }
                 done()
             });
-            Ok(node.recipient)
+            Ok(node_that_runs(node.recipient))
         }))
         .await;
         eventually(s(100_000), "its first attempt is over", || !rig.memory.past_leases(job).is_empty()).await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
-use tokio::time::Instant;
+use tokio::{task::JoinError, time::Instant};
 use tracing::Instrument;
 
 use super::LeaseActor;
@@ -34,34 +34,57 @@ impl LeaseActor {
         }
         let lease = LeaseContext::new(Arc::clone(&self.grant), Arc::clone(&self.env.store), &watch);
         let hold = watch.entry().hold();
-        let (env, grant) = (Arc::clone(&self.env), Arc::clone(&self.grant));
         let span = tracing::info_span!("job", job = %self.job(), epoch = %self.epoch(),
             attempt = self.grant.attempt, worker = %self.grant.authority.owner.worker);
-        let work = async move {
-            let _hold = hold;
-            match grant.kind {
-                JobKind::Container => run_container(&env, &grant, lease).await,
-                JobKind::Handler | JobKind::Heartbeat | JobKind::Recipe => env.runner.run(grant, lease).await,
-            }
-        };
         // A task of its own: it can be ended from the fence's thread, and its panic stays its own.
-        let task = actix_rt::spawn(work.instrument(span));
-        watch.entry().runs_as(task.abort_handle());
-        self.watch = Some(watch);
-        self.times_out = self.grant.timeout.map(|limit| Instant::now() + limit);
-        ctx.spawn(task.into_actor(self).map(|ended, act, ctx| {
-            act.outcome = Some(match ended {
-                Ok(outcome) => outcome,
-                Err(error) => match error.try_into_panic() {
-                    Ok(panic) => {
-                        act.env.tally.work_panicked.one();
-                        WorkOutcome::Failed(Failure::new(FailureKind::System, "panic", panic_text(&*panic)))
+        let task = if let Some(recovery) = self.recovery_work(ctx, lease.clone()) {
+            let work = async move {
+                let _hold = hold;
+                recovery.await
+            };
+            let task = actix_rt::spawn(work.instrument(span));
+            let abort = task.abort_handle();
+            ctx.spawn(task.into_actor(self).map(|ended, act, ctx| {
+                act.recovered(ended.map_err(|error| act.say_panic(error)).ok());
+                act.wait_until_over(ctx);
+            }));
+            abort
+        } else {
+            let (env, grant) = (Arc::clone(&self.env), Arc::clone(&self.grant));
+            let work = async move {
+                let _hold = hold;
+                match grant.kind {
+                    JobKind::Container => run_container(&env, &grant, lease).await,
+                    JobKind::Handler | JobKind::Heartbeat | JobKind::Recipe => {
+                        env.runner.run(grant, lease).await
                     }
-                    Err(_aborted) => WorkOutcome::Stopped,
-                },
-            });
-            act.wait_until_over(ctx);
-        }));
+                }
+            };
+            self.times_out = self.grant.timeout.map(|limit| Instant::now() + limit);
+            let task = actix_rt::spawn(work.instrument(span));
+            let abort = task.abort_handle();
+            ctx.spawn(task.into_actor(self).map(|ended, act, ctx| {
+                act.outcome = Some(match ended.map_err(|error| act.say_panic(error)) {
+                    Ok(outcome) => outcome,
+                    Err(Some(panic)) => {
+                        WorkOutcome::Failed(Failure::new(FailureKind::System, "panic", panic))
+                    }
+                    Err(None) => WorkOutcome::Stopped,
+                });
+                act.wait_until_over(ctx);
+            }));
+            abort
+        };
+        watch.entry().runs_as(task);
+        self.watch = Some(watch);
+    }
+
+    /// The text of the panic that ended a task; none for one that was ended from outside.
+    fn say_panic(&self, error: JoinError) -> Option<String> {
+        let panic = panic_text(&*error.try_into_panic().ok()?);
+        self.env.tally.work_panicked.one();
+        tracing::error!(job = %self.job(), epoch = %self.epoch(), panic, "the work panicked");
+        Some(panic)
     }
 
     /// The task has ended; what it started elsewhere (a handler's own task, a container) may not have.
@@ -82,6 +105,7 @@ impl LeaseActor {
             self.step(Event::LeaseRunsOut, ctx);
         }
         let end = match &self.outcome {
+            _ if self.has_found() => WorkEnd::ByItself,
             Some(WorkOutcome::Completed { .. } | WorkOutcome::Failed(_)) => WorkEnd::ByItself,
             Some(WorkOutcome::Stopped) | None => WorkEnd::Stopped,
         };
@@ -96,7 +120,7 @@ async fn run_container(env: &LeaseEnv, grant: &Grant, lease: LeaseContext) -> Wo
         return failed("not_placed", "the claim named no runtime node for this container".to_owned());
     };
     let node = match env.nodes.actor_of(placement) {
-        Ok(node) => node,
+        Ok(node) => node.run,
         Err(error) => return failed("node_unusable", error.to_string()),
     };
     match node.send(RunContainer { lease }).await {

@@ -1,33 +1,37 @@
 //! The permits as values. Each does by its `Drop` what is safe when the one who held it died.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, PoisonError},
+};
 
-use super::{Held, Pool};
+use super::{Ask, Held, Pool, Replays};
 use crate::{
     domain::JobId,
     fence::Entry,
     ports::{Grant, OpenClaim},
 };
 
-/// Permits taken for one claim. Dropped, they await the claim's replay.
-pub struct Reservation {
+/// Permits taken for one call. Dropped, they await the call's replay.
+pub struct Reservation<Q: Ask = OpenClaim> {
     pub(super) pool: Arc<Pool>,
-    pub(super) claim: Option<OpenClaim>,
+    pub(super) replays: Replays<Q>,
+    pub(super) ask: Option<Q>,
     pub(super) count: u32,
     pub(super) replayed: bool,
 }
 
-impl fmt::Debug for Reservation {
+impl<Q: Ask> fmt::Debug for Reservation<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reservation")
-            .field("command", &self.claim.as_ref().map(|claim| claim.command))
+            .field("command", &self.ask.as_ref().map(Ask::command))
             .field("count", &self.count)
             .field("replayed", &self.replayed)
             .finish_non_exhaustive()
     }
 }
 
-/// What a grant that a claim brought means here.
+/// What a grant that an answer brought means here.
 #[derive(Debug)]
 pub enum Handover {
     /// To be run under this permit.
@@ -38,14 +42,14 @@ pub enum Handover {
     Refused,
 }
 
-impl Reservation {
-    /// The claim to ask.
+impl<Q: Ask> Reservation<Q> {
+    /// The call to make.
     ///
     /// # Panics
-    /// Never: the claim is there from the reservation on until it is settled or dropped.
+    /// Never: the call is there from the reservation on until it is settled or dropped.
     #[must_use]
-    pub fn claim(&self) -> &OpenClaim {
-        self.claim.as_ref().expect("a reservation has its claim until it is dropped")
+    pub fn ask(&self) -> &Q {
+        self.ask.as_ref().expect("a reservation has its call until it is dropped")
     }
 
     /// How many permits it still has.
@@ -54,7 +58,7 @@ impl Reservation {
         self.count
     }
 
-    /// Whether an answer to this claim was lost before.
+    /// Whether an answer to this call was lost before.
     #[must_use]
     pub fn is_replay(&self) -> bool {
         self.replayed
@@ -63,6 +67,9 @@ impl Reservation {
     /// Turns one permit into the permit of a grant.
     pub fn grant(&mut self, grant: &Arc<Grant>) -> Handover {
         let job = grant.authority.job;
+        if self.pool.neighbour_holds(job) {
+            return Handover::Refused;
+        }
         let mut state = self.pool.lock();
         match state.held.get(&job) {
             Some(held) if held.grant.authority.epoch == grant.authority.epoch => return Handover::InHand,
@@ -87,9 +94,9 @@ impl Reservation {
         })
     }
 
-    /// The claim is answered, or surely never took effect: what is left of the permits is free.
+    /// The call is answered, or surely never took effect: what is left of the permits is free.
     pub fn settle(mut self) {
-        self.claim = None;
+        self.ask = None;
         let count = std::mem::take(&mut self.count);
         let mut state = self.pool.lock();
         if self.replayed {
@@ -103,10 +110,10 @@ impl Reservation {
     }
 }
 
-impl Drop for Reservation {
+impl<Q: Ask> Drop for Reservation<Q> {
     fn drop(&mut self) {
-        let Some(mut claim) = self.claim.take() else {
-            // Settled; or a panic before the claim was made, so that none was sent.
+        let Some(mut ask) = self.ask.take() else {
+            // Settled; or a panic before the call was made, so that none was sent.
             let count = std::mem::take(&mut self.count);
             if count > 0 {
                 let mut state = self.pool.lock();
@@ -115,15 +122,15 @@ impl Drop for Reservation {
             }
             return;
         };
-        claim.repeat = true;
+        ask.repeats();
         let mut state = self.pool.lock();
         if !self.replayed {
             state.reserved -= self.count;
             state.awaiting_replay += self.count;
         }
-        // Also with no permit left: it may have granted what nobody has in hand yet.
-        state.replays.push_back((claim, self.count));
         drop(state);
+        // Also with no permit left: it may have granted what nobody has in hand yet.
+        self.replays.lock().unwrap_or_else(PoisonError::into_inner).push_back((ask, self.count));
         self.pool.replay.notify_one();
     }
 }

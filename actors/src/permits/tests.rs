@@ -43,7 +43,7 @@ fn a_panic_moves_permits_to_the_awaiting_states_and_never_to_free() {
         "only the permit that was never taken is free"
     );
     let again = permits.take_replay().expect("the claim is to be asked again");
-    assert!(again.claim().repeat && again.is_replay(), "under its command id, as a repeat");
+    assert!(again.ask().repeat && again.is_replay(), "under its command id, as a repeat");
 }
 
 #[test]

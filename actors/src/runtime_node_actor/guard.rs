@@ -1,9 +1,6 @@
 //! The kill switch that the fence holds for a container, from before its creation until it is known to be dead.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::BoxFuture;
 
@@ -29,20 +26,14 @@ enum Stage {
 /// Kills the container of one run over a connection of its own.
 pub(super) struct KillSwitch {
     node: Arc<Node>,
-    name: String,
     labels: Vec<(String, String)>,
     stage: Mutex<Stage>,
 }
 
-/// The longest wait for the mark: its time is over. A SIGKILL without it is not taken for the program's own end
-/// either, unless the kernel has killed something in it for memory before.
-const MARK_LIMIT: Duration = Duration::from_millis(500);
-
 impl KillSwitch {
     pub(super) fn new(node: &Arc<Node>, plan: &ContainerPlan) -> Arc<Self> {
         let stage = Mutex::new(Stage::Unstarted);
-        let (name, labels) = (plan.name.clone(), plan.labels.clone());
-        Arc::new(Self { node: Arc::clone(node), name, labels, stage })
+        Arc::new(Self { node: Arc::clone(node), labels: plan.labels.clone(), stage })
     }
 
     /// Called before a start is sent.
@@ -63,7 +54,7 @@ impl KillSwitch {
 impl Kill for KillSwitch {
     fn kill(&self) -> BoxFuture<'static, Result<(), String>> {
         let stage = self.stage().clone();
-        let (node, name, labels) = (Arc::clone(&self.node), self.name.clone(), self.labels.clone());
+        let (node, labels) = (Arc::clone(&self.node), self.labels.clone());
         Box::pin(async move {
             // What an aborted run left behind unstarted is swept by its labels, not waited for.
             if stage == Stage::Unstarted {
@@ -79,8 +70,6 @@ impl Kill for KillSwitch {
                 }
                 Stage::Started(id) => {
                     tracing::warn!(container = %id, labels = ?labels, "killing a container past its time");
-                    // Whatever comes of it, it is killed.
-                    let _ = tokio::time::timeout(MARK_LIMIT, engine.mark_stopped(&id, &name)).await;
                     match engine.kill(&id).await {
                         Err(error) if error.kind == EngineErrorKind::NoSuchContainer => Ok(()),
                         other => other.map_err(|error| error.to_string()),

@@ -35,8 +35,9 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    pub(super) fn new(lease: LeaseContext, store_call: Duration) -> Self {
-        Self { lease, store_call, written: Mutex::new(0) }
+    /// `written` bytes of it are stored already.
+    pub(super) fn new(lease: LeaseContext, store_call: Duration, written: u64) -> Self {
+        Self { lease, store_call, written: Mutex::new(written) }
     }
 
     /// Writes one line. A remark that the store does not take is only logged: the run goes on.
@@ -147,22 +148,26 @@ enum Event {
 }
 
 impl<'a> LogPump<'a> {
-    /// `over` turns true when the container is known to have ended, or not to be watched any more.
+    /// `over` turns true when the container is known to have ended, or not to be watched any more. What an earlier
+    /// holder has stored is skipped, and counts for the quota.
     pub(super) fn new(run: &'a Run, id: &'a ContainerId, over: watch::Receiver<bool>) -> Self {
         let quota = run.plan.spec.log_quota_bytes.unwrap_or(ContainerSpec::DEFAULT_LOG_QUOTA_BYTES);
+        let stored = run.stored.stdout + run.stored.stderr;
+        let room = u64::try_from(quota).unwrap_or(0).saturating_sub(stored);
         Self {
             run,
             id,
-            taken: [0; 2],
+            taken: [run.stored.stdout, run.stored.stderr],
             pieces: Vec::new(),
             since: None,
-            room: u64::try_from(quota).unwrap_or(0),
+            room,
             dropped: [0; 2],
             storing: true,
             progress: Instant::now(),
             over,
             over_at: None,
-            cut_said: false,
+            // Whoever reached the quota has said so.
+            cut_said: room == 0 && stored > 0,
         }
     }
 

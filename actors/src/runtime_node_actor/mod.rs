@@ -10,6 +10,7 @@
 //! | stop | `stop` | marked before it is asked; killed where the mark or the time is missing |
 //! | whose exit | [`exit`] | a pure table |
 //! | removal | `tidy` | bounded; what is left over is said |
+//! | recovery | [`recover`] | a lease was taken over: what has become of its container, and what is done with it |
 //!
 //! Each run is a task of its own and answers by the message's response; the actor's mailbox is never held up,
 //! and a panic in one run harms only its job. The container is guarded by the fence from before it is created
@@ -21,6 +22,7 @@ pub mod exit;
 mod guard;
 mod logs;
 pub mod plan;
+pub mod recover;
 mod run;
 mod stop;
 #[cfg(test)]
@@ -31,13 +33,16 @@ mod watch;
 use std::{sync::Arc, time::Duration};
 
 use actix::{Actor, Context, Handler, Message, ResponseFuture};
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, task::JoinHandle};
 use uuid::Uuid;
+
+pub use recover::{Adoption, Afterwards, RecoverContainer, Recovered};
 
 use crate::{
     domain::{Failure, FailureKind},
     error::EngineError,
-    nodes::StartNode,
+    fence::Hold,
+    nodes::{NodeAddress, StartNode},
     ports::{ContainerEngine, EngineFactory, Placement},
     work::{LeaseContext, WorkOutcome},
 };
@@ -146,8 +151,29 @@ impl RuntimeNodeActor {
 pub fn starter(factory: Arc<dyn EngineFactory>, settings: NodeRunSettings) -> StartNode {
     Box::new(move |placement| {
         let actor = RuntimeNodeActor::open(placement, Arc::clone(&factory), settings.clone())?;
-        Ok(actor.start().recipient())
+        let actor = actor.start();
+        Ok(NodeAddress { run: actor.clone().recipient(), recover: actor.recipient() })
     })
+}
+
+impl RuntimeNodeActor {
+    /// Lets a piece of work run as a task. Its hold is taken before the task exists: the work goes on until the
+    /// task has ended, not until the answer.
+    fn beside<T: Send + 'static>(
+        &self,
+        hold: Hold,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<T> {
+        let work = async move {
+            let _hold = hold;
+            work.await
+        };
+        let work = tracing::Instrument::in_current_span(work);
+        match &self.node.settings.runtime {
+            Some(runtime) => runtime.spawn(work),
+            None => tokio::spawn(work),
+        }
+    }
 }
 
 impl Actor for RuntimeNodeActor {
@@ -159,17 +185,8 @@ impl Handler<RunContainer> for RuntimeNodeActor {
 
     fn handle(&mut self, message: RunContainer, _: &mut Context<Self>) -> Self::Result {
         let node = Arc::clone(&self.node);
-        // Taken before the task exists: the work goes on until the task has ended, not until the answer.
         let hold = message.lease.hold();
-        let work = async move {
-            let _hold = hold;
-            run::run(node, message.lease).await
-        };
-        let work = tracing::Instrument::in_current_span(work);
-        let task = match &self.node.settings.runtime {
-            Some(runtime) => runtime.spawn(work),
-            None => tokio::spawn(work),
-        };
+        let task = self.beside(hold, run::run(node, message.lease));
         Box::pin(async move {
             match task.await {
                 Ok(outcome) => outcome,
@@ -180,6 +197,27 @@ impl Handler<RunContainer> for RuntimeNodeActor {
                 )),
                 // The runtime is going away; the fence has the container.
                 Err(_) => WorkOutcome::Stopped,
+            }
+        })
+    }
+}
+
+impl Handler<RecoverContainer> for RuntimeNodeActor {
+    type Result = ResponseFuture<Recovered>;
+
+    fn handle(&mut self, message: RecoverContainer, _: &mut Context<Self>) -> Self::Result {
+        let node = Arc::clone(&self.node);
+        let hold = message.lease.hold();
+        let task = self.beside(hold, recover::recover(node, message));
+        Box::pin(async move {
+            match task.await {
+                Ok(recovered) => recovered,
+                Err(error) if error.is_panic() => Recovered::NotNow {
+                    reason: "recovering the container failed inside Leasehold; its log tells where"
+                        .to_owned(),
+                },
+                // The runtime is going away.
+                Err(_) => Recovered::Stopped,
             }
         })
     }

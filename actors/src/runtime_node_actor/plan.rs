@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use crate::{
-    domain::{InvalidDefinition, JobDefinition, NodeId},
+    domain::{Epoch, InvalidDefinition, JobDefinition, NodeId},
     ports::{ContainerPlan, Grant},
 };
 
@@ -12,29 +12,43 @@ use crate::{
 /// # Errors
 /// [`InvalidDefinition`] when the stored definition is no container's.
 pub fn plan(fleet: Uuid, node: &NodeId, grant: &Grant) -> Result<ContainerPlan, InvalidDefinition> {
+    plan_of_claim(fleet, node, grant, grant.authority.epoch)
+}
+
+/// The container of an earlier claim, whose lease was taken over: a takeover has an epoch of its own, its container
+/// keeps that of the claim.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_of_claim(
+    fleet: Uuid,
+    node: &NodeId,
+    grant: &Grant,
+    claim: Epoch,
+) -> Result<ContainerPlan, InvalidDefinition> {
     let JobDefinition::Container(spec) = JobDefinition::from_json(grant.kind, &grant.definition)? else {
         return Err(InvalidDefinition::new("kind", format!("a {} job has no container", grant.kind)));
     };
     Ok(ContainerPlan {
-        name: container_name(fleet, grant),
-        labels: labels(fleet, node, grant),
-        env: environment(grant),
+        name: container_name(fleet, grant, claim),
+        labels: labels(fleet, node, grant, claim),
+        env: environment(grant, claim),
         spec,
     })
 }
 
-/// One name for each grant: a takeover or a next attempt has another epoch, so it never meets the old one.
-fn container_name(fleet: Uuid, grant: &Grant) -> String {
+/// One name for each claim: a next attempt has another epoch, so it never meets the old one.
+fn container_name(fleet: Uuid, grant: &Grant, claim: Epoch) -> String {
     let fleet = &fleet.simple().to_string()[..8];
-    format!("leasehold-{fleet}-{}-{}", grant.authority.job, grant.authority.epoch)
+    format!("leasehold-{fleet}-{}-{claim}", grant.authority.job)
 }
 
 /// What a container is found by, and told from foreign ones.
-fn labels(fleet: Uuid, node: &NodeId, grant: &Grant) -> Vec<(String, String)> {
+fn labels(fleet: Uuid, node: &NodeId, grant: &Grant, claim: Epoch) -> Vec<(String, String)> {
     [
         ("leasehold.fleet", fleet.to_string()),
         ("leasehold.job", grant.authority.job.to_string()),
-        ("leasehold.epoch", grant.authority.epoch.to_string()),
+        ("leasehold.epoch", claim.to_string()),
         ("leasehold.namespace", grant.authority.owner.namespace.to_string()),
         ("leasehold.node", node.to_string()),
         // The path of a recipe's task; a CONTAINER job has none.
@@ -46,10 +60,10 @@ fn labels(fleet: Uuid, node: &NodeId, grant: &Grant) -> Vec<(String, String)> {
 }
 
 /// What the program may tell the outside, which then can refuse an older writer by the epoch.
-fn environment(grant: &Grant) -> Vec<(String, String)> {
+fn environment(grant: &Grant, claim: Epoch) -> Vec<(String, String)> {
     let mut env = vec![
         ("LEASEHOLD_JOB_ID".to_owned(), grant.authority.job.to_string()),
-        ("LEASEHOLD_FENCING_EPOCH".to_owned(), grant.authority.epoch.to_string()),
+        ("LEASEHOLD_FENCING_EPOCH".to_owned(), claim.to_string()),
         ("LEASEHOLD_ATTEMPT".to_owned(), grant.attempt.to_string()),
         ("LEASEHOLD_NAMESPACE".to_owned(), grant.authority.owner.namespace.to_string()),
     ];
@@ -84,6 +98,16 @@ mod tests {
         assert_eq!(planned(|_| {}).expect("a container"), plan, "a repeat plans the same");
         let next = planned(|grant| grant.authority.epoch = Epoch((3 << 40) + 8)).expect("a container");
         assert_ne!(next.name, plan.name);
+    }
+
+    /// What a recoverer looks for is what the claim's holder created.
+    #[test]
+    fn a_takeover_plans_the_container_of_its_claim() {
+        let (node, mut grant) = (NodeId::new("n-1").expect("a plain name"), grant());
+        let claimed = plan(FLEET, &node, &grant).expect("a container");
+        let claim = grant.authority.epoch;
+        grant.authority.epoch = Epoch(claim.0 + 1);
+        assert_eq!(plan_of_claim(FLEET, &node, &grant, claim).expect("a container"), claimed);
     }
 
     #[test]

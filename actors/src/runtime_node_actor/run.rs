@@ -18,7 +18,7 @@ use crate::{
     domain::{ContainerId, Failure, FailureKind},
     error::{Applied, EngineError, EngineErrorKind},
     fence::ContainerGuard,
-    ports::{ContainerEngine, ContainerPlan, ContainerStatus},
+    ports::{ContainerEngine, ContainerPlan, ContainerStatus, LogOffsets},
     work::{LeaseContext, StopReason, WorkOutcome},
 };
 
@@ -33,6 +33,8 @@ pub(super) struct Run {
     pub(super) plan: ContainerPlan,
     pub(super) switch: Arc<KillSwitch>,
     pub(super) journal: Journal,
+    /// How much of its output an earlier holder of the job has stored.
+    pub(super) stored: LogOffsets,
 }
 
 /// Why a run goes no further before its container runs.
@@ -84,8 +86,9 @@ pub(super) async fn run(node: Arc<Node>, lease: LeaseContext) -> WorkOutcome {
         Err(error) => return Halt::fail(FailureKind::User, "bad_definition", error.to_string()).outcome(),
     };
     let switch = KillSwitch::new(&node, &plan);
-    let journal = Journal::new(lease.clone(), node.settings.limits.store_call);
-    Arc::new(Run { node, lease, plan, switch, journal }).to_its_end().await
+    let stored = LogOffsets::default();
+    let journal = Journal::new(lease.clone(), node.settings.limits.store_call, stored.system);
+    Arc::new(Run { node, lease, plan, switch, journal, stored }).to_its_end().await
 }
 
 impl Run {
@@ -105,7 +108,7 @@ impl Run {
     }
 
     /// The container runs: its output is read, its end is watched, a stop is carried out.
-    async fn follow(self: &Arc<Self>, id: &ContainerId, guard: ContainerGuard) -> WorkOutcome {
+    pub(super) async fn follow(self: &Arc<Self>, id: &ContainerId, guard: ContainerGuard) -> WorkOutcome {
         let (ended, end_seen) = watch::channel(false);
         let life = async {
             let end = self.until_over(id).await;

@@ -35,7 +35,7 @@ fn a_run_is_answered_with_its_outcome() {
         let engine = ScriptedEngine::new(ENGINE).image(IMAGE, Script::exits_after(Duration::from_mins(5), 3));
         let bed = Bed::new(engine).await;
         let nodes = Nodes::new(starter(Arc::new(bed.engine.clone()), bed.settings()));
-        let actor = nodes.actor_of(&bed.placement()).expect("the node's actor starts");
+        let actor = nodes.actor_of(&bed.placement()).expect("the node's actor starts").run;
         let outcome = actor.send(RunContainer { lease: bed.lease.clone() }).await.expect("it answers");
         assert_failed(&outcome, FailureKind::User, "3");
         assert!(bed.is_over(), "nothing is held any more");

@@ -184,7 +184,7 @@ pub(super) fn completed() -> WorkOutcome {
 }
 
 /// Renews every five seconds, as a LeaseActor would.
-fn keep(
+pub(super) fn keep(
     store: &MemoryStore,
     grant: &Arc<Grant>,
     watch: &Arc<Watch>,

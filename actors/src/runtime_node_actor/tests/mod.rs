@@ -5,4 +5,5 @@ pub(super) mod bed;
 mod beginning;
 mod ending;
 mod output;
+mod recovering;
 mod stopping;

@@ -1,0 +1,216 @@
+//! A lease that was taken over: its work is the recovery of the job.
+//!
+//! | the job | what is done |
+//! |---|---|
+//! | its claim was never renewed | nothing was started: given back, and no counter rises |
+//! | has no container | a loss is reported at once: there is nothing to clean up |
+//! | a RECIPE without a container | goes on elsewhere, and no counter rises |
+//! | may have a container | the immediate renewal, then the actor of its stored node: [`RecoverContainer`] |
+//!
+//! Until its container is followed on (adopted), a recovery is not stopped by a cancel: cleaning up is what a
+//! cancel asks for, and the store turns whatever is reported of such a job into CANCELED. A recovery that a drain
+//! interrupts gives the *lease* up, never the job: what it owns may still be running.
+
+use std::{sync::Arc, time::Duration};
+
+use actix::{Actor, ActorFutureExt, AsyncContext, Context, WrapFuture};
+use tokio::{sync::oneshot, time::Instant};
+
+use super::{LeaseActor, reporting::Told};
+use crate::{
+    clock::Anchor,
+    domain::{JobKind, lease::Phase},
+    jitter,
+    leases::LeaseEnv,
+    permits::ActivePermit,
+    ports::{End, RuntimeStanding, Takeover},
+    runtime_node_actor::{Adoption, Afterwards, RecoverContainer, Recovered},
+    work::{LeaseContext, WorkOutcome},
+};
+
+/// The shortest and the longest time for which a recovery is put off.
+const PUT_OFF: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
+
+/// What makes a lease one that was taken over.
+#[derive(Debug)]
+pub(super) struct Recovery {
+    takeover: Arc<Takeover>,
+    /// The container is followed on: from now on this is a run like any other.
+    adopted: bool,
+    found: Option<Recovered>,
+    /// What is done once the report is confirmed.
+    afterwards: Option<Afterwards>,
+}
+
+impl LeaseActor {
+    /// Starts the actor of a takeover. `asked` was taken before the recovery was sent. With `give_back` (a drain
+    /// has begun) nothing is touched, and what cannot be ended that way is left to others.
+    pub fn start_recovery(
+        env: &Arc<LeaseEnv>,
+        permit: ActivePermit,
+        asked: Anchor,
+        takeover: Arc<Takeover>,
+        give_back: bool,
+    ) {
+        let mut actor = Self::holding(env, permit, asked);
+        actor.give_back = give_back || !owns_a_container(&takeover);
+        actor.recovery = Some(Recovery { takeover, adopted: false, found: None, afterwards: None });
+        let (job, epoch) = (actor.job(), actor.epoch());
+        env.alive.enter(job, epoch, actor.start());
+    }
+
+    /// Whether a requested cancel stops the work. (Cleaning up goes on.)
+    pub(super) fn heeds_cancel(&self) -> bool {
+        self.recovery.as_ref().is_none_or(|recovery| recovery.adopted)
+    }
+
+    /// The recovery as a task's work; none for a lease that was claimed.
+    pub(super) fn recovery_work(
+        &self,
+        ctx: &mut Context<Self>,
+        lease: LeaseContext,
+    ) -> Option<impl Future<Output = Recovered> + use<>> {
+        let recovery = self.recovery.as_ref()?;
+        let (adopts, adopted) = oneshot::channel();
+        ctx.spawn(adopted.into_actor(self).map(|adopted, act, ctx| {
+            if let Ok(Adoption { timeout }) = adopted {
+                act.adopted(timeout, ctx);
+            }
+        }));
+        let unavailable = self.runtime_is_unavailable(&recovery.takeover);
+        let (env, takeover) = (Arc::clone(&self.env), Arc::clone(&recovery.takeover));
+        Some(async move { recover(&env, takeover, unavailable, lease, adopts).await })
+    }
+
+    fn adopted(&mut self, timeout: Option<Duration>, ctx: &mut Context<Self>) {
+        let Some(recovery) = &mut self.recovery else { return };
+        recovery.adopted = true;
+        self.env.tally.containers_adopted.one();
+        self.times_out = timeout.map(|left| Instant::now() + left);
+        // A cancel that was not heeded until now is heeded at the next renewal: now.
+        if self.phase == Phase::Running && !self.renewals.pending {
+            self.renew(ctx);
+        }
+        self.arm(ctx);
+    }
+
+    /// Takes what a recovery found. True when it is to be reported as it stands.
+    pub(super) fn recovered(&mut self, found: Option<Recovered>) {
+        let Some(recovery) = &mut self.recovery else { return };
+        match found {
+            // A run like any other, to its end.
+            Some(Recovered::Run(outcome)) => self.outcome = Some(outcome),
+            Some(Recovered::Stopped) | None => self.outcome = Some(WorkOutcome::Stopped),
+            found => recovery.found = found,
+        }
+    }
+
+    /// Whether a recovery has found something that is to be reported.
+    pub(super) fn has_found(&self) -> bool {
+        self.recovery.as_ref().is_some_and(|recovery| recovery.found.is_some())
+    }
+
+    /// What is reported of a recovery that came to its end by itself.
+    pub(super) fn told_of_recovery(&mut self) -> Option<Told> {
+        let recovery = self.recovery.as_mut()?;
+        let (told, afterwards) = match recovery.found.take()? {
+            Recovered::Ended { outcome, afterwards } => (Told::End(self.end_of(outcome)), Some(afterwards)),
+            Recovered::Lost { message, afterwards } => (Told::End(self.lost(message)), afterwards),
+            Recovered::NotStarted => (Told::End(given_back("not_started")), None),
+            Recovered::NotNow { reason } => (self.put_off(&reason), None),
+            Recovered::Run(_) | Recovered::Stopped => return None,
+        };
+        if let Some(recovery) = &mut self.recovery {
+            recovery.afterwards = afterwards;
+        }
+        Some(told)
+    }
+
+    /// What is reported of a takeover of which nothing was touched, or whose cleaning up did not come to its end.
+    pub(super) fn told_of_the_rest(&mut self) -> Option<Told> {
+        let recovery = self.recovery.as_ref()?;
+        if recovery.adopted {
+            return None;
+        }
+        let takeover = &recovery.takeover;
+        if !takeover.started {
+            return Some(Told::End(given_back("never_started")));
+        }
+        if owns_a_container(takeover) {
+            // Somebody else can do it at once.
+            return Some(if self.give_back || self.kill_in.is_some() {
+                Told::Postpone(Duration::ZERO)
+            } else {
+                self.put_off("the cleaning up was broken off")
+            });
+        }
+        Some(Told::End(match takeover.grant.kind {
+            JobKind::Recipe => End::Reschedule { route: None, delay: Duration::ZERO, payload: None },
+            JobKind::Container | JobKind::Handler | JobKind::Heartbeat => {
+                self.lost("the worker that ran it let its lease expire".to_owned())
+            }
+        }))
+    }
+
+    /// The report is confirmed: what waited for that is done now.
+    pub(super) fn after_the_report(&mut self) {
+        if let Some(afterwards) = self.recovery.as_mut().and_then(|recovery| recovery.afterwards.take()) {
+            afterwards.go();
+        }
+    }
+
+    fn lost(&self, message: String) -> End {
+        End::Lost { defaults: self.env.retry_defaults, loss_limit: self.env.recovery.loss_limit, message }
+    }
+
+    /// Not now: for longer, the longer it goes on like that; or, at last, as one that cannot be cleaned up.
+    fn put_off(&self, reason: &str) -> Told {
+        let Some(recovery) = &self.recovery else { return Told::Postpone(PUT_OFF.0) };
+        if self.runtime_is_unavailable(&recovery.takeover) {
+            return Told::End(self.lost(format!("its container could not be cleaned up: {reason}")));
+        }
+        let pending = recovery.takeover.cleanup_pending_for.unwrap_or_default();
+        let delay = jitter::about(pending.clamp(PUT_OFF.0, PUT_OFF.1)).clamp(PUT_OFF.0, PUT_OFF.1);
+        tracing::warn!(job = %self.job(), epoch = %self.epoch(), reason, again_in = ?delay,
+            "cleanup pending: the recovery is put off");
+        Told::Postpone(delay)
+    }
+
+    fn runtime_is_unavailable(&self, takeover: &Takeover) -> bool {
+        takeover.runtime == RuntimeStanding::Unavailable
+            || takeover.cleanup_pending_for.is_some_and(|pending| pending >= self.env.recovery.give_up)
+    }
+}
+
+/// Whether something of it may exist on an engine.
+fn owns_a_container(takeover: &Takeover) -> bool {
+    takeover.started && takeover.grant.placement.is_some()
+}
+
+fn given_back(reason: &'static str) -> End {
+    End::Release { delay: Duration::ZERO, reason }
+}
+
+async fn recover(
+    env: &LeaseEnv,
+    takeover: Arc<Takeover>,
+    unavailable: bool,
+    lease: LeaseContext,
+    adopts: oneshot::Sender<Adoption>,
+) -> Recovered {
+    let Some(placement) = &takeover.grant.placement else {
+        return Recovered::NotNow { reason: "it was placed on no node".to_owned() };
+    };
+    let node = match env.nodes.actor_of(placement) {
+        Ok(node) => node,
+        Err(error) => return Recovered::NotNow { reason: error.to_string() },
+    };
+    let name = placement.node.clone();
+    let message = RecoverContainer { lease, takeover, unavailable, adopts };
+    match node.recover.send(message).await {
+        Ok(recovered) => recovered,
+        Err(error) => Recovered::NotNow {
+            reason: format!("the part of this worker that talks to node {name} failed: {error}"),
+        },
+    }
+}
