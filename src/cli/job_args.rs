@@ -6,7 +6,8 @@ use std::{collections::BTreeMap, io::Read as _, time::Duration};
 use chrono::{DateTime, Utc};
 use clap::Args;
 use leasehold_actors::domain::{
-    ContainerSpec, HeartbeatSpec, JobDefinition, Namespace, NewJob, OnOrphan, PullPolicy, RetryPolicy, quantity,
+    ContainerSpec, HeartbeatSpec, JobDefinition, Namespace, NewJob, OnOrphan, PullPolicy, RetryPolicy,
+    quantity,
 };
 
 use super::error::CliError;

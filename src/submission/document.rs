@@ -4,8 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use leasehold_actors::domain::{
     ContainerSpec, HeartbeatSpec, InvalidDefinition, JobDefinition, Namespace, OnOrphan, PullPolicy,
-    RetryPolicy,
-    quantity,
+    RetryPolicy, quantity,
 };
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 

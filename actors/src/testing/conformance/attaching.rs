@@ -158,7 +158,8 @@ async fn take_over(bench: &Bench<'_>, harness: &dyn StoreHarness, grant: &Grant)
 pub async fn after_a_takeover_output_goes_on_where_it_was(harness: &dyn StoreHarness) {
     let bench = Bench::new(harness);
     let grant = bench.held_container("n1").await;
-    append(&bench, &grant, &[batch(LogStream::Stdout, 0, b"one"), batch(LogStream::System, 0, b"a remark")]).await;
+    append(&bench, &grant, &[batch(LogStream::Stdout, 0, b"one"), batch(LogStream::System, 0, b"a remark")])
+        .await;
     append(&bench, &grant, &[batch(LogStream::Stdout, 3, b"two")]).await;
     let taken = take_over(&bench, harness, &grant).await;
     let offsets = bench.store.log_offsets(&taken.authority).await.expect("the store answers");
