@@ -569,6 +569,9 @@ pub struct ContainerStatus {
     pub started_at: Option<DateTime<Utc>>,
     /// When it last ended, by the engine's clock.
     pub finished_at: Option<DateTime<Utc>>,
+    /// False when it ended and the engine, in its present life, has not seen that: the engine was down or being
+    /// restarted, so nobody can tell whose exit it is. Only [`ContainerEngine::wait`] finds that out.
+    pub witnessed: bool,
 }
 
 /// Where a container stands.
@@ -617,8 +620,8 @@ pub trait ContainerEngine: Send + Sync + 'static {
     async fn start(&self, id: &ContainerId) -> Result<(), EngineError>;
     /// Looks at it; `None` when there is no such container.
     async fn inspect(&self, id: &ContainerId) -> Result<Option<ContainerStatus>, EngineError>;
-    /// Waits until it is no longer running and returns its final status. A broken wait is an error, never
-    /// an exit code.
+    /// Waits until it is no longer running and returns its final status, with all that can be found out about
+    /// its end. A broken wait is an error, never an exit code.
     async fn wait(&self, id: &ContainerId) -> Result<ContainerStatus, EngineError>;
     /// Streams its output from the very first byte, and follows until it ends.
     fn logs(&self, id: &ContainerId) -> BoxStream<'static, Result<LogChunk, EngineError>>;

@@ -22,6 +22,12 @@ use super::{DockerEngine, error};
 const KILLED: i32 = 137;
 /// How long the engine's notice of an out-of-memory kill may lag behind the exit.
 const OOM_NOTICE: Duration = Duration::from_millis(300);
+/// How long the engine's notice of an exit may lag behind it.
+const END_NOTICE: Duration = Duration::from_secs(5);
+/// How many events an engine keeps, about: the older ones it forgets.
+const EVENTS_KEPT: usize = 240;
+/// Silence after which it has told all that it keeps.
+const EVENTS_PAUSE: Duration = Duration::from_millis(300);
 /// How long a container may be on its way out before that state is taken for its last.
 const REMOVAL: Duration = Duration::from_secs(5);
 
@@ -50,11 +56,26 @@ impl DockerEngine {
     /// Waits for the end. The exit code is read by inspection, on a new connection: an engine that is going
     /// down does not answer it any more, and its containers' exits are not taken for their own.
     pub(super) async fn wait_for_end(&self, id: &ContainerId) -> Result<ContainerStatus, EngineError> {
-        let status = self.until_over(id).await?;
-        self.with_memory_evidence(status).await
+        let mut running = false;
+        let status = self.until_over_from(id, &mut running).await?;
+        let mut status = self.with_memory_evidence(status).await?;
+        // Unless it ended before our eyes: did the engine see it?
+        if !running && matches!(status.state, ContainerState::Exited { .. }) {
+            status.witnessed = self.saw_end(&status).await?;
+        }
+        Ok(status)
     }
 
     pub(super) async fn until_over(&self, id: &ContainerId) -> Result<ContainerStatus, EngineError> {
+        self.until_over_from(id, &mut false).await
+    }
+
+    /// `running` tells whether it was seen to run first.
+    async fn until_over_from(
+        &self,
+        id: &ContainerId,
+        running: &mut bool,
+    ) -> Result<ContainerStatus, EngineError> {
         const OPERATION: &str = "wait";
         let mut waiting = None;
         let mut answered = false;
@@ -71,6 +92,7 @@ impl DockerEngine {
             if !matches!(status.state, ContainerState::Running { .. }) {
                 return Ok(status);
             }
+            *running = true;
             if std::mem::take(&mut answered) {
                 // Ended, and yet it runs: somebody started it again. Not in a tight loop.
                 sleep(Duration::from_millis(100)).await;
@@ -141,6 +163,51 @@ impl DockerEngine {
         events.is_ok_and(|events| !events.is_empty())
     }
 
+    /// Whether the engine, in its present life, saw the end of this container: it keeps its latest events in memory,
+    /// and loses them when it is restarted. One that ended while its engine went down, was down or came up again has
+    /// an exit code as good as any, and no event.
+    async fn saw_end(&self, status: &ContainerStatus) -> Result<bool, EngineError> {
+        let (Some(started), Some(finished)) = (status.started_at, status.finished_at) else {
+            return Ok(true);
+        };
+        let filters = HashMap::from([
+            ("type", vec!["container"]),
+            ("event", vec!["die"]),
+            ("container", vec![status.id.as_str()]),
+        ]);
+        let options = EventsOptionsBuilder::new()
+            .since(&seconds(started))
+            .until(&seconds(finished + END_NOTICE))
+            .filters(&filters)
+            .build();
+        let died = self
+            .ask("events", END_NOTICE * 2, |client| async move {
+                client.events(Some(options)).next().await.transpose()
+            })
+            .await?;
+        if died.is_some() {
+            return Ok(true);
+        }
+        let kept = self.kept_events().await?;
+        Ok(may_have_forgotten(&kept, finished.timestamp()))
+    }
+
+    /// When the events that the engine still has happened, the oldest first.
+    async fn kept_events(&self) -> Result<Vec<i64>, EngineError> {
+        let client = self.agreed_client("events").await?;
+        // From the first second on; the stream goes on with what happens, so silence is its end.
+        let mut events = client.events(Some(EventsOptionsBuilder::new().since("1").build()));
+        let mut kept = Vec::new();
+        while kept.len() < EVENTS_KEPT {
+            match timeout(EVENTS_PAUSE, events.next()).await {
+                Ok(Some(Ok(event))) => kept.push(event.time.unwrap_or_default()),
+                Ok(Some(Err(error))) => return Err(error::classify("events", error)),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        Ok(kept)
+    }
+
     /// Containers with all these labels. One that goes away meanwhile is left out.
     pub(super) async fn list_labelled(
         &self,
@@ -187,6 +254,7 @@ pub(super) fn status_of(found: ContainerInspectResponse) -> Result<ContainerStat
         name: found.name.unwrap_or_default().trim_start_matches('/').to_owned(),
         started_at: instant(state.started_at.as_deref()),
         finished_at: instant(state.finished_at.as_deref()),
+        witnessed: true,
         labels: found.config.and_then(|c| c.labels).unwrap_or_default().into_iter().collect(),
         state: state_of(state)?,
     })
@@ -223,6 +291,11 @@ fn instant(text: Option<&str>) -> Option<DateTime<Utc>> {
     (time.year() > 1).then_some(time)
 }
 
+/// Whether an engine that keeps these events may have had one of that second, and dropped it since for newer ones.
+fn may_have_forgotten(kept: &[i64], second: i64) -> bool {
+    kept.len() >= EVENTS_KEPT && kept.first().is_none_or(|oldest| *oldest > second)
+}
+
 fn seconds(time: DateTime<Utc>) -> String {
     format!("{}.{:09}", time.timestamp(), time.timestamp_subsec_nanos())
 }
@@ -237,6 +310,15 @@ mod tests {
         assert_eq!(instant(None), None);
         let time = instant(Some("2026-11-29T17:52:36.147670544Z")).expect("a time");
         assert_eq!(seconds(time), "1795974756.147670544");
+    }
+
+    #[test]
+    fn an_event_is_missing_for_good_only_if_the_engine_would_still_have_it() {
+        let many: Vec<i64> = (1000..1256).collect();
+        assert!(may_have_forgotten(&many, 999), "it keeps no more than that");
+        assert!(!may_have_forgotten(&many, 1000), "it has others of that time");
+        assert!(!may_have_forgotten(&many[..20], 999), "it has room, so it has not lived then");
+        assert!(!may_have_forgotten(&[], 999));
     }
 
     #[test]

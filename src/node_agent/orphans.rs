@@ -358,6 +358,7 @@ mod tests {
             labels,
             started_at: None,
             finished_at: None,
+            witnessed: true,
         }
     }
 

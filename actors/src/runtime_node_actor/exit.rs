@@ -1,7 +1,8 @@
 //! Whose exit is it? A table, and nothing but a table.
 //!
 //! An exit is the program's own only if nobody marked the container, it is no SIGKILL without evidence of
-//! memory, and the engine was well all the time. Everything else is SYSTEM: the program is not to blame.
+//! memory, and the engine was well all the time and saw it happen. Everything else is SYSTEM: the program is not
+//! to blame.
 
 use crate::{
     domain::{Failure, FailureKind},
@@ -39,7 +40,7 @@ pub fn verdict(exit: &Exit) -> Verdict {
             return system("engine_lost", format!("the engine says that the container is {state:?}"));
         }
     };
-    if exit.outage {
+    if exit.outage || !exit.status.witnessed {
         return system(
             "engine_lost",
             format!("the engine was down or restarted when the container ended (code {code})"),
@@ -131,6 +132,7 @@ mod tests {
             labels: Vec::new(),
             started_at: None,
             finished_at: None,
+            witnessed: true,
         };
         Exit { status, outage }
     }
@@ -171,6 +173,18 @@ mod tests {
         ] {
             let exit = exit(code, oom, name, outage);
             assert_eq!(told(&exit), (kind.to_owned(), expected.to_owned()), "{exit:?}");
+        }
+    }
+
+    /// Found by a recovery: nobody watched, and the engine was restarted since.
+    #[test]
+    fn an_exit_that_its_engine_has_not_seen_is_the_engine_s() {
+        for (code, oom, name) in
+            [(0, false, "n"), (3, false, "n"), (137, true, "n"), (143, false, "n.stopped")]
+        {
+            let mut exit = exit(code, oom, name, false);
+            exit.status.witnessed = false;
+            assert_eq!(told(&exit), ("SYSTEM".to_owned(), "engine_lost".to_owned()), "{exit:?}");
         }
     }
 

@@ -1,6 +1,9 @@
 //! The kill switch that the fence holds for a container, from before its creation until it is known to be dead.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use futures_util::future::BoxFuture;
 
@@ -26,14 +29,20 @@ enum Stage {
 /// Kills the container of one run over a connection of its own.
 pub(super) struct KillSwitch {
     node: Arc<Node>,
+    name: String,
     labels: Vec<(String, String)>,
     stage: Mutex<Stage>,
 }
 
+/// The longest wait for the mark: its time is over. A SIGKILL without it is not taken for the program's own end
+/// either, unless the kernel has killed something in it for memory before.
+const MARK_LIMIT: Duration = Duration::from_millis(500);
+
 impl KillSwitch {
     pub(super) fn new(node: &Arc<Node>, plan: &ContainerPlan) -> Arc<Self> {
         let stage = Mutex::new(Stage::Unstarted);
-        Arc::new(Self { node: Arc::clone(node), labels: plan.labels.clone(), stage })
+        let (name, labels) = (plan.name.clone(), plan.labels.clone());
+        Arc::new(Self { node: Arc::clone(node), name, labels, stage })
     }
 
     /// Called before a start is sent.
@@ -54,7 +63,7 @@ impl KillSwitch {
 impl Kill for KillSwitch {
     fn kill(&self) -> BoxFuture<'static, Result<(), String>> {
         let stage = self.stage().clone();
-        let (node, labels) = (Arc::clone(&self.node), self.labels.clone());
+        let (node, name, labels) = (Arc::clone(&self.node), self.name.clone(), self.labels.clone());
         Box::pin(async move {
             // What an aborted run left behind unstarted is swept by its labels, not waited for.
             if stage == Stage::Unstarted {
@@ -70,6 +79,8 @@ impl Kill for KillSwitch {
                 }
                 Stage::Started(id) => {
                     tracing::warn!(container = %id, labels = ?labels, "killing a container past its time");
+                    // Whatever comes of it, it is killed.
+                    let _ = tokio::time::timeout(MARK_LIMIT, engine.mark_stopped(&id, &name)).await;
                     match engine.kill(&id).await {
                         Err(error) if error.kind == EngineErrorKind::NoSuchContainer => Ok(()),
                         other => other.map_err(|error| error.to_string()),

@@ -6,7 +6,6 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::{
-    exit::Exit,
     run::{End, FIRST_WAIT, Run},
     watch::is_over,
 };
@@ -56,7 +55,7 @@ impl Run {
         match timeout(MARK_LIMIT.min(budget / 4), self.look(id)).await {
             Ok(Ok(None)) => return Ok(Some(End::Gone)),
             // It was over before anything was asked of it.
-            Ok(Ok(Some(status))) if is_over(&status) => return Ok(Some(self.own_exit(status))),
+            Ok(Ok(Some(status))) if is_over(&status) => return Ok(Some(self.own_exit(id, status).await)),
             Ok(Ok(Some(status))) => {
                 if status.state == (ContainerState::Running { paused: true }) {
                     self.journal.remark("the container was paused when it was stopped").await;
@@ -102,8 +101,9 @@ impl Run {
     }
 
     /// The exit came before our mark, so the name that the mark gave it does not count.
-    fn own_exit(&self, mut status: ContainerStatus) -> End {
-        status.name.clone_from(&self.plan.name);
-        End::Exit(Exit { status, outage: false })
+    async fn own_exit(&self, id: &ContainerId, status: ContainerStatus) -> End {
+        let mut exit = self.examined(id, status).await;
+        exit.status.name.clone_from(&self.plan.name);
+        End::Exit(exit)
     }
 }

@@ -17,7 +17,9 @@ const HEALTH_TRIES: u32 = 3;
 
 /// What a wait, or the look beside it, brought.
 enum Seen {
-    Status(ContainerStatus),
+    /// The wait's own answer, which tells all there is to know.
+    Waited(ContainerStatus),
+    Looked(ContainerStatus),
     Gone,
 }
 
@@ -31,17 +33,23 @@ impl Run {
             let seen = match down_since {
                 None => self.wait_or_look(id).await,
                 // After trouble, look first: a wait on an ended container and one on a lost engine look alike.
-                Some(_) => self.look(id).await.map(|status| status.map_or(Seen::Gone, Seen::Status)),
+                Some(_) => self.look(id).await.map(|status| status.map_or(Seen::Gone, Seen::Looked)),
             };
             match seen {
                 Ok(Seen::Gone) => return End::Gone,
-                Ok(Seen::Status(status)) if is_over(&status) => {
+                Ok(Seen::Waited(status)) if is_over(&status) => {
                     outage |= !self.engine_is_well().await;
                     return End::Exit(Exit { status, outage });
                 }
+                Ok(Seen::Looked(status)) if is_over(&status) => {
+                    outage |= !self.engine_is_well().await;
+                    let mut exit = self.examined(id, status).await;
+                    exit.outage |= outage;
+                    return End::Exit(exit);
+                }
                 // It runs, so whatever the engine went through it is not how it ended. On with the wait, though
                 // not in a tight loop.
-                Ok(Seen::Status(_)) => {
+                Ok(Seen::Waited(_) | Seen::Looked(_)) => {
                     outage = false;
                     down_since = None;
                     sleep(pause).await;
@@ -84,7 +92,7 @@ impl Run {
                     Some(status) if is_over(&status) => {
                         // The wait had a whole interval to say so itself.
                         if ended_before {
-                            return Ok(Seen::Status(status));
+                            return Ok(Seen::Looked(status));
                         }
                         ended_before = true;
                     }
@@ -94,9 +102,29 @@ impl Run {
         };
         tokio::select! {
             biased;
-            ended = self.engine().wait(id) => ended.map(Seen::Status),
+            ended = self.engine().wait(id) => ended.map(Seen::Waited),
             seen = looks => seen,
         }
+    }
+
+    /// An end that was only looked at, with what a wait tells of it besides: whether memory was short, and whether
+    /// the engine saw it.
+    pub(super) async fn examined(&self, id: &ContainerId, status: ContainerStatus) -> Exit {
+        for _ in 0..HEALTH_TRIES {
+            match self.call("wait", self.limits().look_every, self.engine().wait(id)).await {
+                Ok(status) if is_over(&status) => return Exit { status, outage: false },
+                // Removed meanwhile; what was seen of it stands.
+                Err(error) if error.kind == EngineErrorKind::NoSuchContainer => {
+                    return Exit { status, outage: false };
+                }
+                Ok(_) => break,
+                Err(error) => {
+                    tracing::debug!(container = %self.plan.name, %error, "how did it end?");
+                    sleep(FIRST_WAIT).await;
+                }
+            }
+        }
+        Exit { status, outage: true }
     }
 
     /// Whether the engine answers right after an exit. One that is being shut down ends its containers first,

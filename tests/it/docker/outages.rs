@@ -2,20 +2,23 @@
 
 use std::time::{Duration, Instant};
 
+use bollard::query_parameters::RenameContainerOptionsBuilder;
 use futures_util::StreamExt as _;
 use leasehold::{
     docker::{DockerEngine, EngineLimits},
     protocol::{
-        domain::ContainerId,
+        domain::{ContainerId, FailureKind},
         error::EngineErrorKind,
         ports::{ContainerEngine as _, ContainerState, ContainerStatus},
+        runtime_node_actor,
+        work::WorkOutcome,
     },
 };
 use tokio::task::JoinHandle;
 
 use crate::support::{
     engine::{PrivateEngine, TestEngine},
-    eventually::eventually,
+    eventually::{eventually, pass},
 };
 
 const SOON: Duration = Duration::from_secs(20);
@@ -149,4 +152,69 @@ async fn a_frozen_daemon_is_noticed_by_every_call_within_its_limit() {
         engine.mine().await.is_empty().then_some(())
     })
     .await;
+}
+
+/// Whose exit is it? Nobody watched: a recovery, say, that finds the container of a dead worker. An exit that came
+/// with the engine's end has a code as good as any, and is not taken for the program's own.
+#[tokio::test]
+async fn an_exit_that_the_engine_has_not_seen_in_its_present_life_is_told_from_one_that_it_has() {
+    let mut private = PrivateEngine::start(&["--shutdown-timeout", "5"]).await;
+    let engine = private.connect().await;
+    let obedient = engine.started(&engine.script("trap 'exit 0' TERM; while :; do sleep 0.1; done")).await;
+    let own = engine.started(&engine.script("exit 0")).await;
+    // It has ended before anybody waits for it.
+    let ended = async |id: &ContainerId| {
+        eventually(SOON, "it has ended", async || {
+            Some(engine.status(id).await)
+                .filter(|status| matches!(status.state, ContainerState::Exited { .. }))
+        })
+        .await
+    };
+    ended(&own).await;
+    let status = engine.engine.wait(&own).await.unwrap();
+    assert!(status.witnessed, "{status:?}");
+
+    private.stop();
+    private.boot().await;
+    let spoilt = engine.engine.wait(&obedient).await.unwrap();
+    assert!(matches!(spoilt.state, ContainerState::Exited { code: 0, .. }), "{spoilt:?}");
+    assert!(!spoilt.witnessed, "{spoilt:?}");
+    let exit = runtime_node_actor::exit::Exit { status: spoilt, outage: false };
+    match runtime_node_actor::exit::verdict(&exit).outcome {
+        WorkOutcome::Failed(failure) => {
+            assert_eq!((failure.kind, failure.code.as_str()), (FailureKind::System, "engine_lost"));
+        }
+        other => panic!("{other:?}"),
+    }
+    // In its new life it sees again.
+    let next = engine.started(&engine.script("exit 3")).await;
+    ended(&next).await;
+    assert!(engine.engine.wait(&next).await.unwrap().witnessed);
+    for id in [obedient, own, next] {
+        engine.engine.remove(&id).await.unwrap();
+    }
+}
+
+/// So many events that the engine has dropped that of the exit: what it cannot know any more is believed.
+#[tokio::test]
+async fn an_exit_whose_notice_was_dropped_for_newer_ones_is_still_believed() {
+    let private = PrivateEngine::start(&[]).await;
+    let engine = private.connect().await;
+    let id = engine.started(&engine.script("exit 4")).await;
+    eventually(SOON, "it has ended", async || {
+        matches!(engine.status(&id).await.state, ContainerState::Exited { .. }).then_some(())
+    })
+    .await;
+    let other = engine.engine.create(&engine.script("exit 0")).await.unwrap();
+    // Each is an event, and all of later seconds.
+    pass(Duration::from_millis(1100)).await;
+    for turn in 0..300 {
+        let options = RenameContainerOptionsBuilder::new().name(&format!("renamed-{turn}")).build();
+        engine.stranger.rename_container(other.as_str(), options).await.unwrap();
+    }
+    let status = engine.engine.wait(&id).await.unwrap();
+    assert!(matches!(status.state, ContainerState::Exited { code: 4, .. }) && status.witnessed, "{status:?}");
+    for id in [id, other] {
+        engine.engine.remove(&id).await.unwrap();
+    }
 }

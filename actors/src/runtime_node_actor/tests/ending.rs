@@ -123,6 +123,21 @@ async fn an_exit_inside_an_outage_is_the_engine_s() {
     }
 }
 
+/// The engine was restarted between two looks, or while this process stood still: nobody has noticed an outage,
+/// but the engine has not seen the end that it tells of.
+#[tokio::test(start_paused = true)]
+async fn an_exit_inside_an_outage_that_nobody_noticed_is_the_engine_s() {
+    for code in [0, 3, 143] {
+        let bed = Bed::new(hanging()).await;
+        let run = bed.start();
+        eventually("it runs", || bed.engine.is_running()).await;
+        bed.engine.go_down();
+        bed.engine.end_all(code);
+        bed.engine.come_back();
+        assert_failed(&run.await.expect("no panic"), FailureKind::System, "engine_lost");
+    }
+}
+
 /// An engine that is told to end stops its containers itself, reports that, and is gone.
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_goes_down_after_the_exit_spoils_it() {

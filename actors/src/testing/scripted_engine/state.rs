@@ -33,6 +33,8 @@ pub(super) struct Container {
     pub(super) state: ContainerState,
     pub(super) script: Script,
     pub(super) output: Vec<LogChunk>,
+    /// It ended while the engine was down.
+    pub(super) unseen: bool,
 }
 
 impl Container {
@@ -44,6 +46,7 @@ impl Container {
             labels: self.plan.labels.clone(),
             started_at: None,
             finished_at: None,
+            witnessed: !self.unseen,
         }
     }
 }
@@ -83,6 +86,7 @@ impl State {
             state: ContainerState::Created,
             script: self.scripts.get(&plan.spec.image).cloned().unwrap_or_else(|| Script::exits(0)),
             output: Vec::new(),
+            unseen: false,
         };
         self.containers.insert(id.clone(), container);
         id
@@ -117,6 +121,7 @@ impl State {
             && matches!(container.state, ContainerState::Running { .. })
         {
             container.state = ContainerState::Exited { code, oom_killed, error: String::new() };
+            container.unseen = self.down;
         }
     }
 
