@@ -34,7 +34,7 @@ use self::{
 use crate::{
     clock::{Anchor, Deadline},
     domain::{
-        Epoch, JobId,
+        CommandId, Epoch, JobId,
         lease::{Effect, Event, Phase, StopReason},
     },
     error::StoreError,
@@ -127,6 +127,11 @@ impl LeaseActor {
 
     fn epoch(&self) -> Epoch {
         self.grant.authority.epoch
+    }
+
+    /// The command under which the work has ended the lease itself, in a transaction of its own.
+    fn pledged(&self) -> Option<CommandId> {
+        self.watch.as_ref().and_then(|watch| watch.entry().pledged())
     }
 
     /// When the work must begin to stop if no renewal is confirmed before.
@@ -292,6 +297,12 @@ impl LeaseActor {
             Ok(Renewal::Held { .. }) => {
                 self.renewals.failed(number, timings.store_timeout);
                 self.env.tally.renewals_unknown.one();
+                self.arm(ctx);
+            }
+            // Ended by the work itself, most likely: it has until the local deadline to say so.
+            Ok(Renewal::NotLive) if self.pledged().is_some() => {
+                self.renewals.succeeded(number);
+                self.renewing = false;
                 self.arm(ctx);
             }
             Ok(Renewal::NotLive) => {

@@ -7,7 +7,7 @@ pub use crate::domain::lease::StopReason;
 use tokio::task::AbortHandle;
 
 use crate::{
-    domain::{ContainerId, Failure, NodeId},
+    domain::{CommandId, ContainerId, Failure, NodeId},
     error::StoreError,
     fence::{ContainerGuard, Entry, Hold, Kill, Watch},
     ports::{Attach, Authority, Grant, LeaseStore, LogAppend, LogBatch, Renewal, StoredLogs},
@@ -121,6 +121,19 @@ impl LeaseContext {
     #[must_use]
     pub fn guard_container(&self, kill: Arc<dyn Kill>, stop_grace: Duration) -> ContainerGuard {
         self.entry.guard_container(kill, stop_grace)
+    }
+
+    /// Says that the workload has ended its lease itself, as COMPLETED and under this command, in a transaction of its
+    /// own. Whether that was committed is found out when the workload has returned: whatever it returned, the job
+    /// is COMPLETED if it was, and otherwise it is not.
+    pub fn pledge(&self, command: CommandId) {
+        self.entry.pledge(command);
+    }
+
+    /// The command of such an end. Another try, after a rollback, is made under the same.
+    #[must_use]
+    pub fn pledged(&self) -> Option<CommandId> {
+        self.entry.pledged()
     }
 
     fn check(&self) -> Result<(), LeaseCallError> {

@@ -10,6 +10,7 @@
 //! | `claim`, `grant`, `marks`, `dispatch`, `renew`, `end`, `attach` | the verbs of the lease protocol |
 //! | `recover`, `lookout` | expired leases: found, taken over, put off |
 //! | `row`, `transaction` | columns by name; several statements as one |
+//! | `outside` | the same verbs in a transaction of the caller's |
 //! | [`submit`], `bulk`, [`read`], [`cancel`], [`retry`], [`workflow`], [`nodes`], [`workers`], [`doctor`], [`audit`] | what people and agents ask, as methods of [`PgStore`] |
 
 mod attach;
@@ -31,6 +32,7 @@ mod lookout;
 mod marks;
 pub mod migrate;
 pub mod nodes;
+pub(crate) mod outside;
 mod owners;
 mod pool;
 mod protected;

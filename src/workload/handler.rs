@@ -18,6 +18,11 @@
 //! [`LeaseHandle::cancelled`] resolves when the work must end. A handler that goes on has the worker's stop
 //! grace (5 s), and never longer than its lease, until its future is dropped at the next `.await`.
 //!
+//! # Exactly once
+//!
+//! What a handler writes to the database of its jobs can be tied to its lease ([`LeaseHandle::fence_in`]) or to the end
+//! of the job ([`LeaseHandle::complete_in`]). Elsewhere the epoch protects: see `docs/fencing.md`.
+//!
 //! # Blocking
 //!
 //! Handlers run on threads of their own, apart from those that renew leases and talk to the database, so a
@@ -359,6 +364,10 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
         None => "the handler panicked with a value that is no text".to_owned(),
     }
 }
+
+mod transaction;
+
+pub use transaction::InTransactionError;
 
 #[cfg(test)]
 mod tests;

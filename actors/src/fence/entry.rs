@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     clock::{BootInstant, Deadline},
-    domain::{Epoch, JobId},
+    domain::{CommandId, Epoch, JobId},
     work::StopReason,
 };
 
@@ -65,6 +65,8 @@ pub(super) struct State {
     pub(super) stuck: bool,
     pub(super) holds: u32,
     pub(super) begun: bool,
+    /// The work ends the lease itself, under this command.
+    pub(super) pledge: Option<CommandId>,
 }
 
 impl State {
@@ -115,6 +117,7 @@ impl Entry {
             stuck: false,
             holds: 0,
             begun: false,
+            pledge: None,
         };
         Self {
             id,
@@ -156,6 +159,17 @@ impl Entry {
     #[must_use]
     pub fn stop_reason(&self) -> Option<StopReason> {
         lock(&self.state).stop
+    }
+
+    /// The work has ended the lease under this command, in a transaction of its own that may or may not be committed.
+    pub fn pledge(&self, command: CommandId) {
+        lock(&self.state).pledge = Some(command);
+    }
+
+    /// The command of such an end.
+    #[must_use]
+    pub fn pledged(&self) -> Option<CommandId> {
+        lock(&self.state).pledge
     }
 
     /// True once the work has begun and has surely ended.

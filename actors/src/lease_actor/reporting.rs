@@ -44,8 +44,11 @@ enum Answer {
 impl LeaseActor {
     pub(super) fn begin_report(&mut self, report: Report, ctx: &mut Context<Self>) {
         let told = self.told_for(report);
+        // Where the work has ended the lease itself, a report under the same command is told so. Where that was never
+        // committed, the lease is live, and the report takes effect.
+        let pledged = self.pledged();
         self.report = Some(Pending {
-            command: CommandId::generate(),
+            command: pledged.unwrap_or_else(CommandId::generate),
             told: Arc::new(told),
             calls: Calls::due_now(),
             give_up: Instant::now() + self.grant.lease,
@@ -73,10 +76,14 @@ impl LeaseActor {
 
     fn end_for(&mut self, report: Report) -> End {
         let failure = match report {
-            Report::Outcome => {
-                let outcome = self.outcome.take().unwrap_or(WorkOutcome::Stopped);
-                return self.end_of(outcome);
-            }
+            Report::Outcome => match self.outcome.take() {
+                Some(WorkOutcome::Completed { .. }) if self.pledged().is_some() => Failure::new(
+                    FailureKind::System,
+                    "not_committed",
+                    "the work returned as if it was done, but the transaction that completed the job was not committed",
+                ),
+                outcome => return self.end_of(outcome.unwrap_or(WorkOutcome::Stopped)),
+            },
             Report::Cancel => return End::Cancel,
             Report::Release => return End::Release { delay: Duration::ZERO, reason: "drain" },
             Report::TimedOut => Failure::new(

@@ -571,3 +571,66 @@ fn a_node_that_cannot_be_used_fails_the_attempt_as_system() {
         rig.until_quiet().await;
     });
 }
+
+// ---------------------------------------------------------------------------------------------------
+// Work that ends its lease itself
+// ---------------------------------------------------------------------------------------------------
+
+/// Ends the lease in a "transaction", which is committed or not; then goes on for `lingers`, and returns `outcome`.
+fn completes_itself(
+    memory: &MemoryStore,
+    commits: bool,
+    lingers: Duration,
+    outcome: fn() -> WorkOutcome,
+) -> crate::fixtures::Work {
+    let store = memory.port();
+    work(move |grant, lease| {
+        let store = Arc::clone(&store);
+        async move {
+            let command = crate::domain::CommandId::generate();
+            lease.pledge(command);
+            if commits {
+                let end = crate::ports::End::Complete { exit_code: None, output: Some("7".to_owned()) };
+                store.end(&grant.authority, command, &end).await.expect("it answers");
+            }
+            tokio::time::sleep(lingers).await;
+            outcome()
+        }
+    })
+}
+
+#[test]
+fn a_job_that_its_work_completed_is_completed_whatever_the_work_returns() {
+    // An error: the answer to its commit was lost.
+    let lost = || WorkOutcome::Failed(Failure::new(FailureKind::User, "handler_error", "connection closed"));
+    for outcome in [done, lost] {
+        paused(async move {
+            let memory = MemoryStore::new();
+            // It goes on for longer than until the next renewal, which finds no lease any more.
+            let work = completes_itself(&memory, true, s(12), outcome);
+            let rig = Rig::on(memory, RigSettings::default(), work);
+            let job = rig.submit();
+            rig.until_state(job, JobState::Completed).await;
+            rig.until_quiet().await;
+            let tally = rig.worker.health().tally;
+            assert_eq!((tally.jobs_completed, tally.leases_lost, tally.reports_not_live), (1, 0, 0));
+            assert_eq!(rig.permits().free, rig.permits().total(), "the permit is free");
+            assert_eq!(rig.runs().len(), 1);
+        });
+    }
+}
+
+#[test]
+fn a_job_whose_completion_was_never_committed_is_not_completed() {
+    paused(async {
+        let memory = MemoryStore::new();
+        let work = completes_itself(&memory, false, Duration::ZERO, done);
+        let rig = Rig::on(memory, RigSettings::default(), work);
+        let job = rig.submit();
+        rig.until_quiet().await;
+        assert_ne!(rig.state(job), JobState::Completed);
+        let tally = rig.worker.health().tally;
+        assert_eq!((tally.jobs_completed, tally.leases_lost), (0, 0));
+        assert!(tally.jobs_failed >= 1, "{tally:?}");
+    });
+}
