@@ -27,3 +27,9 @@ pub use worker::Worker;
 #[doc = include_str!("../docs/embedding.md")]
 #[derive(Debug)]
 pub struct EmbeddingGuide;
+
+/// The guide to fencing, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/fencing.md")]
+#[derive(Debug)]
+pub struct FencingGuide;

@@ -23,6 +23,8 @@ with held as materialized (
     ) r
     where l.namespace = $1 and l.lease_expires_at <= clock_timestamp() and l.recovery_not_before <= clock_timestamp()
       and l.job_id <> all ($11::bigint[]) and r.runtime_lost is not null
+      -- After a promotion a holder may have renewed where we cannot see it, and clocks may differ.
+      and (select f.recovery_held_until <= clock_timestamp() from leasehold.fleet f)
     limit $6
 ), taken as materialized (
     select h.*, row_number() over (order by h.lease_expires_at, h.job_id) as n,
@@ -30,7 +32,9 @@ with held as materialized (
            -- The holder had no fair chance: the database was restarted since the last renewal, or is another one.
            h.loss_excused or (h.epoch >> 40) < f.cluster_generation
                or pg_postmaster_start_time() > h.lease_expires_at - h.lease_ms * interval '1 millisecond' as excused
-    from held h cross join (select f.cluster_generation from leasehold.fleet f where f.singleton) f
+    from held h
+    -- Raises an error on a server that the fleet has not met.
+    cross join (select leasehold.cluster_generation() as cluster_generation offset 0) f
 ), leased as (
     update leasehold.leases l
     set token = ($7::uuid[])[t.n::integer], epoch = t.new_epoch, worker_id = $2, process_id = $3, lease_ms = $4::integer,

@@ -6,6 +6,7 @@ from leasehold.leases l
 left join leasehold.nodes n on n.namespace = l.namespace and n.node_id = l.node_id
 where l.lease_expires_at <= now() and l.recovery_not_before <= now() and l.namespace = $1
   and l.job_id <> all ($2::bigint[])
+  and (select f.recovery_held_until <= now() from leasehold.fleet f)
   -- Of a node that has been silent for less than its time, they are left for later.
   and (l.node_id is null or n.node_id is null
        or case when n.engine_id is distinct from l.node_engine_id

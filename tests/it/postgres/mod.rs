@@ -7,6 +7,7 @@ mod claiming;
 mod conformance;
 mod connecting;
 mod differential;
+mod fencing;
 mod group_commit;
 mod harness;
 mod listen;

@@ -2,6 +2,7 @@
 //! field reports that they come from.
 
 mod bench;
+mod completing;
 mod database;
 mod failover;
 mod handlers;
