@@ -1,7 +1,106 @@
 //! Chaos: a fleet of real processes under every fault at once, and a checker that reads what happened.
+//!
+//! ```text
+//!  plan ──jobs──▶ PostgreSQL of its own ◀──wires──▶ workers, node agents ──wires──▶ two engines of its own
+//!                      ▲ restarts          cuts │ SIGKILL, SIGSTOP, clocks  cuts │      ▲ restarts
+//!                      └────────────── injectors ┴──────────────────────────────┴──────┘
+//!  workloads ──start, ticks, end──▶ ledger ─┐
+//!  database's own record of changes ────────┴─▶ history ──▶ checker ──▶ report
+//! ```
+//!
+//! A short run is part of the tests; `make chaos` is the long one (`CHAOS_SEED`, `CHAOS_MINUTES`).
 
-#[expect(dead_code, reason = "the report prints the rest")]
 mod checker;
+mod defects;
+mod fleet;
 mod forged;
-#[expect(dead_code, reason = "a run of the fleet fills it whole")]
+mod gather;
 mod history;
+mod injectors;
+mod ledger;
+mod plan;
+mod report;
+mod run;
+mod wire;
+mod world;
+
+use std::time::Duration;
+
+use self::{
+    defects::Defect,
+    history::Kind,
+    injectors::{Dose, Fault},
+    report::Report,
+    run::{Settings, run},
+};
+
+fn number<T: std::str::FromStr>(variable: &str) -> Option<T> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text} is no number")))
+}
+
+/// A run of this length; the dose follows from it.
+fn settings(minutes: f64) -> Settings {
+    let share = |full: f64, least: usize| ((full * minutes / 10.0).ceil() as usize).max(least);
+    Settings {
+        seed: number("CHAOS_SEED").unwrap_or(1),
+        length: Duration::from_secs_f64(minutes * 60.0),
+        rate: 6.0,
+        containers: 12,
+        handlers: 4,
+        runners: 2,
+        engines: 2,
+        dose: Dose { each: share(22.0, 1), servers: share(6.0, 1), daemons: share(6.0, 1) },
+        defect: None,
+    }
+}
+
+fn assert_clean(report: &Report, dose: Dose) {
+    println!("{report}");
+    assert!(report.is_clean() && report.left == 0, "the run with seed {} found violations, see above", report.seed());
+    for (fault, (tries, hits)) in &report.tally {
+        let least = match fault {
+            Fault::Server(_) => dose.servers,
+            Fault::Daemon(_) => dose.daemons,
+            _ => dose.each,
+        };
+        assert!(*hits as usize >= least, "{}: {hits} hits of {least} in {tries} tries", fault.name());
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(6).enable_all().build().unwrap()
+}
+
+/// A short run of everything: each fault at least once.
+#[test]
+fn a_fleet_under_every_fault_keeps_every_promise() {
+    let minutes = number("CHAOS_MINUTES").unwrap_or(0.5);
+    let settings = settings(minutes);
+    let dose = settings.dose;
+    let runtime = runtime();
+    // On a thread of the runtime: servers are tied to the thread that starts them.
+    let report = runtime.block_on(async { tokio::spawn(run(settings)).await.unwrap() });
+    assert_clean(&report, dose);
+    if minutes >= 10.0 {
+        let (jobs, containers) = (report.count(None), report.count(Some(Kind::Container)));
+        assert!(jobs >= 3000 && containers >= 300, "{jobs} jobs, {containers} of them containers");
+    }
+}
+
+/// Each defect that is switched on in the product is reported.
+fn finds(defect: Defect) {
+    let settings = Settings {
+        length: Duration::from_secs(20),
+        rate: 8.0,
+        handlers: 3,
+        runners: 0,
+        engines: 0,
+        defect: Some(defect),
+        ..settings(0.3)
+    };
+    let report = runtime().block_on(async { tokio::spawn(run(settings)).await.unwrap() });
+    println!("{report}");
+    let found = defect.breaks().iter().any(|invariant| !checker::violations(&report.findings, invariant).is_empty());
+    assert!(found, "{} should break one of {:?}", defect.name(), defect.breaks());
+}

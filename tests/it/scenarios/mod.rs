@@ -10,4 +10,4 @@ mod heartbeat;
 mod heartbeat_tls;
 mod http_target;
 mod in_process;
-mod worker_process;
+pub mod worker_process;

@@ -140,7 +140,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 /// True when one of the client's messages is Execute.
-fn executes(mut messages: &[u8]) -> bool {
+pub(crate) fn executes(mut messages: &[u8]) -> bool {
     while let [kind, a, b, c, d, ..] = messages {
         if *kind == b'E' {
             return true;
