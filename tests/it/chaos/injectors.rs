@@ -87,7 +87,7 @@ enum Victim {
 
 impl Injection {
     /// Plays a whole dose; ends when it is used up, or half as late again as planned.
-    pub async fn play(self: &Arc<Self>, seed: u64, dose: Dose) {
+    pub async fn play(&self, seed: u64, dose: Dose) {
         let mut dice = StdRng::seed_from_u64(seed);
         let mut lanes: Vec<(Victim, Vec<Fault>)> = Vec::new();
         let with = |roles: &[Role]| -> Vec<Victim> {
@@ -110,17 +110,12 @@ impl Injection {
         let servers = [Shutdown::Fast, Shutdown::Immediate].map(Fault::Server);
         lanes.extend(deal(&mut dice, &[Victim::Server], &servers, dose.servers));
 
-        let playing: Vec<_> = lanes
-            .into_iter()
-            .map(|(victim, deck)| tokio::spawn(Arc::clone(self).lane(victim, deck, dice.random())))
-            .collect();
-        for lane in playing {
-            lane.await.unwrap();
-        }
+        futures_util::future::join_all(lanes.into_iter().map(|(victim, deck)| self.lane(victim, deck, dice.random())))
+            .await;
         self.over.store(true, SeqCst);
     }
 
-    async fn lane(self: Arc<Self>, victim: Victim, deck: Vec<Fault>, seed: u64) {
+    async fn lane(&self, victim: Victim, deck: Vec<Fault>, seed: u64) {
         let mut dice = StdRng::seed_from_u64(seed);
         let mut session = None;
         let count = u32::try_from(deck.len()).unwrap();
@@ -156,12 +151,15 @@ impl Injection {
                 let member = &self.members[n];
                 let pause = span(100, 2000);
                 let live = self.live(session, "$1 in (worker_id, node_id)", &member.name).await;
-                self.disturb(member, live > 0, async {
-                    member.kill();
-                    pass(pause).await;
-                    member.start();
-                })
-                .await
+                if live == 0 {
+                    return false;
+                }
+                let from = now();
+                member.kill();
+                pass(pause).await;
+                member.start();
+                self.disturbed(member, from);
+                true
             }
             (Victim::Member(n), Fault::FreezeWorker | Fault::FreezeNode) => {
                 let member = &self.members[n];
@@ -169,14 +167,13 @@ impl Injection {
                 let length = if fault == Fault::FreezeWorker { span(5500, 8000) } else { span(3500, 8000) };
                 let live = self.live(session, "$1 in (worker_id, node_id)", &member.name).await;
                 let Some(pid) = member.pid().filter(|_| live > 0) else { return false };
-                self.disturb(member, true, async {
-                    let from = now();
-                    member.signal(Signal::STOP);
-                    pass(length).await;
-                    member.signal(Signal::CONT);
-                    self.freezes.lock().unwrap().push(Freeze { pid, from, to: now() });
-                })
-                .await
+                let from = now();
+                member.signal(Signal::STOP);
+                pass(length).await;
+                member.signal(Signal::CONT);
+                self.freezes.lock().unwrap().push(Freeze { pid, from, to: now() });
+                self.disturbed(member, from);
+                true
             }
             (Victim::Member(n), Fault::Postgres(cut)) => {
                 let length = span(1000, 7000);
@@ -198,7 +195,7 @@ impl Injection {
                 let from = now();
                 let mut daemon = engine.daemon.lock().await;
                 // In order, as an upgrade does, or by a crash.
-                if span(0, 3).is_zero() { daemon.kill() } else { daemon.stop() }
+                daemon.end(if span(0, 3).is_zero() { "KILL" } else { "TERM" }).await;
                 pass(span(0, 1500)).await;
                 daemon.boot().await;
                 drop(daemon);
@@ -222,17 +219,11 @@ impl Injection {
         }
     }
 
-    /// Plays a fault of a process that had live leases; a node's counts as an outage.
-    async fn disturb(&self, member: &Member, live: bool, fault: impl Future<Output = ()>) -> bool {
-        if !live {
-            return false;
-        }
-        let from = now();
-        fault.await;
+    /// A fault of a node's agent counts as an outage of the node.
+    fn disturbed(&self, member: &Member, from: i64) {
         if member.role == Role::Node {
             self.was_out(&member.name, from);
         }
-        true
     }
 
     fn was_out(&self, node: &str, from: i64) {
@@ -242,14 +233,16 @@ impl Injection {
     }
 
     /// How many live leases a victim has at this moment; none when the database does not answer.
-    async fn live(&self, session: &mut Option<Client>, whose: &str, name: &str) -> i64 {
+    async fn live(&self, session: &mut Option<Client>, whose: &'static str, name: &str) -> i64 {
+        let name = name.to_owned();
         if session.as_ref().is_none_or(Client::is_closed) {
             *session = self.world.session().await;
         }
         let Some(client) = session else { return 0 };
         let sql =
             format!("select count(*) from leasehold.leases where ({whose}) and lease_expires_at > clock_timestamp()");
-        let asked = tokio::time::timeout(Duration::from_secs(2), client.query_one(&sql, &[&name])).await;
+        let asked = async { client.query_one(&sql, &[&name]).await };
+        let asked = tokio::time::timeout(Duration::from_secs(2), asked).await;
         if let Ok(Ok(row)) = asked {
             row.get(0)
         } else {

@@ -79,8 +79,7 @@ fn a_fleet_under_every_fault_keeps_every_promise() {
     let settings = settings(minutes);
     let dose = settings.dose;
     let runtime = runtime();
-    // On a thread of the runtime: servers are tied to the thread that starts them.
-    let report = runtime.block_on(async { tokio::spawn(run(settings)).await.unwrap() });
+    let report = runtime.block_on(run(settings));
     assert_clean(&report, dose);
     if minutes >= 10.0 {
         let (jobs, containers) = (report.count(None), report.count(Some(Kind::Container)));
@@ -99,8 +98,16 @@ fn finds(defect: Defect) {
         defect: Some(defect),
         ..settings(0.3)
     };
-    let report = runtime().block_on(async { tokio::spawn(run(settings)).await.unwrap() });
+    let report = runtime().block_on(run(settings));
     println!("{report}");
     let found = defect.breaks().iter().any(|invariant| !checker::violations(&report.findings, invariant).is_empty());
     assert!(found, "{} should break one of {:?}", defect.name(), defect.breaks());
+}
+
+/// With `CHAOS_DEFECTS=1`, as `make chaos-defects` does.
+#[test]
+fn every_defect_that_is_switched_on_is_reported() {
+    if std::env::var_os("CHAOS_DEFECTS").is_some() {
+        Defect::ALL.into_iter().for_each(finds);
+    }
 }

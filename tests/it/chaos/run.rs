@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::{
     defects::Defect,
-    fleet::{CONCURRENCY, Member, Role},
+    fleet::{Member, Role},
     gather::{self, Watch},
     history::{Accepted, History},
     injectors::{Dose, Injection},
@@ -113,7 +113,10 @@ async fn start_fleet(settings: &Settings, world: &World, ledger: &Ledger) -> Vec
         member.start();
         members.push(member);
     }
-    eventually(Duration::from_secs(60), "the whole fleet is up", async || {
+    eventually(Duration::from_secs(90), "the whole fleet is up", async || {
+        for member in &members {
+            member.revive();
+        }
         let nodes = world.store.node_list(&Namespace::default()).await.ok()?;
         let workers = world.store.worker_list(&Namespace::default()).await.ok()?;
         let fresh = nodes.iter().filter(|node| node.fresh).count();
@@ -205,9 +208,4 @@ async fn rest(world: &World, accepted: usize) -> usize {
         }
         pass(Duration::from_millis(300)).await;
     }
-}
-
-/// Permits of every worker of a run.
-pub fn capacity() -> u32 {
-    CONCURRENCY
 }

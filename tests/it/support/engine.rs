@@ -234,6 +234,16 @@ impl PrivateEngine {
         self.process.take().expect("the daemon runs").wait().unwrap();
     }
 
+    /// Ends the daemon by this signal, without holding up other tasks of the test.
+    pub async fn end(&mut self, signal: &str) {
+        self.signal(signal);
+        let mut process = self.process.take().expect("the daemon runs");
+        eventually(Duration::from_secs(60), "the daemon has ended", async || {
+            process.try_wait().unwrap().map(drop)
+        })
+        .await;
+    }
+
     /// The next boot is another engine.
     pub fn forget_identity(&self) {
         assert!(self.process.is_none(), "the daemon runs");

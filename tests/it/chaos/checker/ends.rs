@@ -40,7 +40,7 @@ pub fn one_end_each(history: &History) -> Finding {
             }
             several => {
                 let story: Vec<String> =
-                    several.iter().map(|end| format!("{:?} {}", end.op, end.state)).collect();
+                    several.iter().map(|end| format!("{:?} {} at {}", end.op, end.state, end.at)).collect();
                 finding.violated(format!("job {job} had more than one end: {}", story.join(", ")));
             }
         }

@@ -111,7 +111,7 @@ pub fn slots_are_jobs(history: &History) -> Finding {
         let running: HashSet<_> = sample.running.iter().collect();
         if slots != running || slots.len() != sample.slots.len() {
             let differing: Vec<_> = slots.symmetric_difference(&running).collect();
-            finding.violated(format!("slots and RUNNING jobs differ in {differing:?}"));
+            finding.violated(format!("slots and RUNNING jobs differ in {differing:?} at {}", sample.at));
         }
         let mut per_node: HashMap<&str, usize> = HashMap::new();
         for (node, _) in &sample.running {
