@@ -270,10 +270,43 @@ fn a_frozen_handler_is_excused_and_counted_and_a_container_never_is() {
     let findings = check(&history);
     assert_eq!(broken(&findings), [""; 0], "{findings:#?}");
     let counts: Vec<usize> = findings[4].exceptions.iter().map(|(_, count)| *count).collect();
-    assert_eq!(counts, [1, 1]);
+    assert_eq!(counts, [1, 1, 0]);
 
     history.runs[0].writer = Writer::Container;
     assert_eq!(broken(&check(&history)), ["L5"]);
+}
+
+#[test]
+fn a_container_out_of_reach_is_excused_and_counted_until_its_node_is_back() {
+    let twice = |history: &mut History| {
+        let (mut past, mut grant, mut over) =
+            (history.past[3].clone(), history.leases[7].clone(), history.leases[9].clone());
+        past.epoch = 2;
+        (past.granted, past.ended) = (6 * SECOND, 9 * SECOND);
+        history.past[3].how = "retrying".to_owned();
+        history.past[3].kind = Some("SYSTEM".to_owned());
+        grant.at = 6 * SECOND;
+        grant.claim_epoch = 2;
+        grant.after = Some(holder(BOX, 2, "b", 11 * SECOND));
+        over.at = 9 * SECOND;
+        over.claim_epoch = 2;
+        over.before = grant.after.clone();
+        history.past.push(past);
+        history.leases.extend([grant, over]);
+        history.ends[1].epoch = 2;
+        history.ends[1].attempt = 2;
+        history.ends[1].failures = [1, 1, 0];
+        history.runs[2].closed = Some(9 * SECOND);
+        history.runs.push(run(BOX, 2, Writer::Container, &[7 * SECOND, 8 * SECOND], true, 8 * SECOND));
+    };
+    rejects(&["L5"], twice);
+    let mut history = sound();
+    twice(&mut history);
+    let node = "n1".to_owned();
+    history.outages.push(Outage { node, from: 4 * SECOND, to: 8 * SECOND });
+    let findings = check(&history);
+    assert_eq!(broken(&findings), [""; 0], "{findings:#?}");
+    assert_eq!(findings[4].exceptions[2].1, 1);
 }
 
 #[test]

@@ -87,11 +87,6 @@ impl Ledger {
         self.book().begun.contains_key(&job)
     }
 
-    /// Executions that are alive at this moment.
-    pub fn alive(&self) -> usize {
-        self.book().runs.iter().filter(|run| run.closed.is_none()).count()
-    }
-
     pub fn probes_answered(&self) -> usize {
         self.book().probes
     }

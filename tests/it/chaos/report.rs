@@ -23,6 +23,7 @@ pub struct Report {
     stuck: usize,
     took: Duration,
     pub left: usize,
+    probes: usize,
     logs: Option<PathBuf>,
 }
 
@@ -57,12 +58,12 @@ impl Report {
             }
         }
         let (findings, left) = (check(&history), history.left.len());
-        let logs = None;
-        Self { settings, findings, tally, jobs, hows, unscripted, exits, unasked, stuck, took, left, logs }
+        let (probes, logs) = (0, None);
+        Self { settings, findings, tally, jobs, hows, unscripted, exits, unasked, stuck, took, left, probes, logs }
     }
 
-    pub fn with_logs(mut self, logs: Option<PathBuf>) -> Self {
-        self.logs = logs;
+    pub fn with(mut self, probes: usize, logs: Option<PathBuf>) -> Self {
+        (self.probes, self.logs) = (probes, logs);
         self
     }
 
@@ -72,10 +73,6 @@ impl Report {
 
     pub fn is_clean(&self) -> bool {
         self.findings.iter().all(|finding| finding.violations.is_empty()) && self.unscripted.is_empty()
-    }
-
-    pub fn hits(&self, fault: Fault) -> u32 {
-        self.tally.get(&fault).map_or(0, |(_, hits)| *hits)
     }
 
     /// Jobs in all, and those of one kind.
@@ -110,6 +107,7 @@ impl fmt::Display for Report {
             .filter(|(_, code)| *code != Some(0))
             .map(|(name, code)| format!("{name}: {code:?}"))
             .collect();
+        writeln!(f, "probes answered: {}", self.probes)?;
         writeln!(f, "ended by themselves: {}; drains in the end that were not clean: {exits:?}", self.unasked)?;
         writeln!(f, "\ninvariants")?;
         for finding in &self.findings {

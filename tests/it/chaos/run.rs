@@ -74,7 +74,9 @@ pub async fn run(settings: Settings) -> Report {
     let accepted = submitting.await.unwrap();
     println!("chaos: {} jobs were accepted; waiting for rest", accepted.len());
 
-    let stuck = rest(&world, accepted.len()).await;
+    // Defects may leave jobs behind for good.
+    let patience = if settings.defect.is_some() { Duration::from_secs(20) } else { REST };
+    let stuck = rest(&world, accepted.len(), patience).await;
     keeping.abort();
     let _ = keeping.await;
     let unasked = unasked.load(SeqCst);
@@ -98,7 +100,7 @@ pub async fn run(settings: Settings) -> Report {
     if let Ok(world) = Arc::try_unwrap(world).map_err(|_| ()) {
         world.stop().await;
     }
-    report.with_logs(logs)
+    report.with(ledger.probes_answered(), logs)
 }
 
 async fn start_fleet(settings: &Settings, world: &World, ledger: &Ledger) -> Vec<Member> {
@@ -189,7 +191,7 @@ async fn cancel(world: Arc<World>, ledger: Ledger, job: JobId, after: Duration, 
 }
 
 /// Waits until every accepted job has ended. Jobs that do not are left to the checker.
-async fn rest(world: &World, accepted: usize) -> usize {
+async fn rest(world: &World, accepted: usize, patience: Duration) -> usize {
     let begun = Instant::now();
     let mut told = 0;
     loop {
@@ -198,7 +200,7 @@ async fn rest(world: &World, accepted: usize) -> usize {
             None => None,
         };
         let ended = ended.map_or(0, |row| row.get::<_, i64>(0)) as usize;
-        if ended >= accepted || begun.elapsed() > REST {
+        if ended >= accepted || begun.elapsed() > patience {
             println!("chaos: at rest after {:?}: {ended} of {accepted} ended", begun.elapsed());
             return accepted.saturating_sub(ended);
         }

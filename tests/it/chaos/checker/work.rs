@@ -7,10 +7,12 @@ use super::{
     Finding,
 };
 
-/// L5: work of one job never runs under two grants at once; a handler that was frozen is the named exception.
+/// L5: work of one job never runs under two grants at once. Its named exceptions are counted: a handler that was
+/// frozen, and a container on a node that was out of reach.
 pub fn never_twice_at_once(history: &History) -> Finding {
     let mut finding = Finding::of("L5", "work of a job never runs under two grants at once");
-    let (mut pairs, mut frozen, mut late_ticks) = (0, 0, 0);
+    let (mut pairs, mut frozen, mut late_ticks, mut cut_off) = (0, 0, 0, 0);
+    let nodes = nodes(history);
     for runs in by_job(history).values() {
         for (n, old) in runs.iter().enumerate() {
             for new in runs[n + 1..].iter().filter(|new| new.epoch != old.epoch) {
@@ -19,6 +21,10 @@ pub fn never_twice_at_once(history: &History) -> Finding {
                 if excused(history, old, new.started, until) {
                     frozen += 1;
                     late_ticks += old.ticks.iter().filter(|tick| **tick > new.started).count();
+                } else if nodes.get(&(old.job, old.epoch)).is_some_and(|node| {
+                    old.writer == Writer::Container && out_of_reach(history, node, new.started, until)
+                }) {
+                    cut_off += 1;
                 } else {
                     finding.violated(format!(
                         "job {}: work of epoch {} ran on for {} ms beside that of epoch {} ({:?})",
@@ -37,6 +43,7 @@ pub fn never_twice_at_once(history: &History) -> Finding {
     finding.looked_at("pairs of epochs", pairs);
     finding.excuse("handlers frozen past their lease, beside a newer epoch", frozen);
     finding.excuse("their ticks after the newer epoch's start, which an epoch check refuses", late_ticks);
+    finding.excuse("containers on a node out of reach, beside a newer epoch", cut_off);
     finding
 }
 
@@ -58,6 +65,22 @@ fn excused(history: &History, old: &Run, began: Micros, until: Micros) -> bool {
             && freeze.from <= began
             && began <= freeze.to
             && until <= freeze.to + history.limits.waking
+    })
+}
+
+/// The node of each claim.
+fn nodes(history: &History) -> HashMap<(i64, i64), &str> {
+    let placed = history.leases.iter().filter_map(|event| Some(((event.job, event.claim_epoch), event.node.as_deref()?)));
+    placed.collect()
+}
+
+/// The overlap began while nobody could act on the node, and ended soon after somebody could.
+fn out_of_reach(history: &History, node: &str, began: Micros, until: Micros) -> bool {
+    history.outages.iter().any(|outage| {
+        outage.node == node
+            && outage.from <= began
+            && began <= outage.to
+            && until <= outage.to + history.limits.leftover
     })
 }
 

@@ -9,7 +9,7 @@ use leasehold::{
         error::StoreError,
         ports::{
             Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
-            LogAppend, LogBatch, OpenClaim, Reconciliation, Renewal,
+            LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
         },
     },
     worker::WorkerBuilder,
@@ -18,23 +18,36 @@ use leasehold::{
 /// Switches on what `CHAOS_DEFECT` names, if it is one of a worker.
 pub(super) fn as_told(worker: WorkerBuilder) -> WorkerBuilder {
     match std::env::var("CHAOS_DEFECT").as_deref() {
-        Ok("renewals-believed") => worker.intercept_store(|inner| Arc::new(Believing { inner })),
+        Ok("renewals-believed") => worker.intercept_store(|inner| Arc::new(Defective { inner, believes: true })),
+        Ok("early-recovery") => worker.intercept_store(|inner| Arc::new(Defective { inner, believes: false })),
         _ => worker,
     }
 }
 
-/// Takes every renewal for granted.
-struct Believing {
+struct Defective {
     inner: Arc<dyn LeaseStore>,
+    /// Takes every renewal for granted; otherwise takes over a lease of somebody else that has not expired.
+    believes: bool,
+}
+
+/// Recovery without its look at the expiry: the lease is made to look expired just before.
+async fn expire_one(request: &RecoverRequest) -> Result<(), Box<dyn std::error::Error>> {
+    let (client, connection) = tokio_postgres::connect(&std::env::var("DATABASE_URL")?, tokio_postgres::NoTls).await?;
+    tokio::spawn(connection);
+    let sql = "update leasehold.leases set lease_expires_at = clock_timestamp() - interval '1 second'
+               where job_id = (select job_id from leasehold.leases
+                               where worker_id <> $1 and lease_expires_at > clock_timestamp() order by job_id limit 1)";
+    client.execute(sql, &[&request.owner.worker.as_str()]).await?;
+    Ok(())
 }
 
 #[async_trait]
-impl LeaseStore for Believing {
+impl LeaseStore for Defective {
     async fn renew(&self, authority: &Authority) -> Result<Renewal, StoreError> {
         let believed = Renewal::Held { remaining: Duration::from_secs(5), cancel_requested: false };
         match self.inner.renew(authority).await {
-            Ok(Renewal::NotLive) | Err(_) => Ok(believed),
-            held => held,
+            Ok(Renewal::NotLive) | Err(_) if self.believes => Ok(believed),
+            answer => answer,
         }
     }
 
@@ -73,5 +86,17 @@ impl LeaseStore for Believing {
 
     async fn reconcile(&self, authority: &Authority) -> Result<Reconciliation, StoreError> {
         self.inner.reconcile(authority).await
+    }
+
+    async fn recover(&self, request: &RecoverRequest) -> Result<RecoverAnswer, StoreError> {
+        if !self.believes {
+            // A server that is away for a moment: the next pass will do.
+            let _ = expire_one(request).await;
+        }
+        self.inner.recover(request).await
+    }
+
+    async fn postpone_recovery(&self, authority: &Authority, delay: Duration) -> Result<Postponed, StoreError> {
+        self.inner.postpone_recovery(authority, delay).await
     }
 }
