@@ -38,6 +38,21 @@ it: ## All tests, with a private PostgreSQL and two private Docker engines
 	cargo build --locked --workspace --bins --examples
 	tests/services.sh run -- cargo nextest run --locked --workspace
 
+.PHONY: chaos
+chaos: ## A fleet under every fault for CHAOS_MINUTES (10), by CHAOS_SEED (1), and what a checker finds
+	@.ci/needs.sh test
+	cargo build --locked --bins --examples
+	cargo test --locked --test it --no-run
+	CHAOS_SEED=$${CHAOS_SEED:-1} CHAOS_MINUTES=$${CHAOS_MINUTES:-10} tests/services.sh run -- \
+		cargo test --locked --test it -- --exact chaos::a_fleet_under_every_fault_keeps_every_promise --nocapture
+
+.PHONY: chaos-defects
+chaos-defects: ## The same with each of five defects switched on in the product: the checker must report them
+	@.ci/needs.sh test
+	cargo build --locked --bins --examples
+	CHAOS_DEFECTS=1 tests/services.sh run -- \
+		cargo test --locked --test it -- --exact chaos::every_defect_that_is_switched_on_is_reported --nocapture
+
 .PHONY: doc
 doc: ## Documentation and its examples
 	RUSTDOCFLAGS="$(DENY)" cargo doc --locked --workspace --no-deps --quiet

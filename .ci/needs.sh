@@ -37,6 +37,7 @@ need() {
     [ "$1" = demo ] || has pgbouncer || packages+=(pgbouncer)
     [ "$1" = demo ] || has setpriv || packages+=(util-linux)
     [ "$1" = demo ] || has docker-registry || packages+=(docker-registry)
+    [ "$1" = demo ] || compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null || packages+=(faketime)
     [ "$1" = demo ] || has openssl || packages+=(openssl)
     [ "$1" = demo ] || has faketime || packages+=(faketime)
 }
