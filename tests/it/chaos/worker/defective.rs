@@ -9,7 +9,7 @@ use leasehold::{
         error::StoreError,
         ports::{
             Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
-            LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
+            LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal, StoredLogs,
         },
     },
     worker::WorkerBuilder,
@@ -98,5 +98,9 @@ impl LeaseStore for Defective {
 
     async fn postpone_recovery(&self, authority: &Authority, delay: Duration) -> Result<Postponed, StoreError> {
         self.inner.postpone_recovery(authority, delay).await
+    }
+
+    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError> {
+        self.inner.log_offsets(authority).await
     }
 }
