@@ -121,7 +121,15 @@ impl Wire {
                 }
             }
             Cut::Reset => {
-                let waiting = shared.waiting.load(SeqCst).max(0);
+                // In the middle of a call, if there is one within a few seconds.
+                let mut waiting = 0;
+                for _ in 0..3000 {
+                    waiting = shared.waiting.load(SeqCst).max(0);
+                    if waiting > 0 {
+                        break;
+                    }
+                    pass(Duration::from_millis(1)).await;
+                }
                 self.reset();
                 shared.affected.store(waiting.unsigned_abs(), SeqCst);
             }
