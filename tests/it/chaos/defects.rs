@@ -20,8 +20,13 @@ pub enum Defect {
 }
 
 impl Defect {
-    pub const ALL: [Self; 5] =
-        [Self::NoExpiryCheck, Self::NoTokenCheck, Self::EpochKept, Self::RenewalsBelieved, Self::EarlyRecovery];
+    pub const ALL: [Self; 5] = [
+        Self::NoExpiryCheck,
+        Self::NoTokenCheck,
+        Self::EpochKept,
+        Self::RenewalsBelieved,
+        Self::EarlyRecovery,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -58,7 +63,9 @@ impl Defect {
             Self::NoExpiryCheck => predicate(
                 "lease_token = token and lease_process = process and lease_worker = worker and lease_namespace = namespace",
             ),
-            Self::NoTokenCheck => predicate("lease_namespace = namespace and lease_expires_at > clock_timestamp()"),
+            Self::NoTokenCheck => {
+                predicate("lease_namespace = namespace and lease_expires_at > clock_timestamp()")
+            }
             Self::EpochKept => "create function chaos.keep_epoch() returns trigger language plpgsql as $$
                  begin new.epoch := old.epoch; return new; end $$;
                  create trigger chaos_keeps before update on leasehold.leases

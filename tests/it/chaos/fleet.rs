@@ -61,7 +61,13 @@ pub const SLOTS: usize = 6;
 pub const CONCURRENCY: u32 = 16;
 
 impl Member {
-    pub async fn new(world: &World, ledger: &Ledger, name: &str, role: Role, clock: Option<&'static str>) -> Self {
+    pub async fn new(
+        world: &World,
+        ledger: &Ledger,
+        name: &str,
+        role: Role,
+        clock: Option<&'static str>,
+    ) -> Self {
         let (wire, url) = world.database_wire().await;
         let mut settings = vec![
             ("EXECUTION_WORKER_CONCURRENCY".to_owned(), CONCURRENCY.to_string()),
@@ -93,12 +99,18 @@ impl Member {
             Role::Node => command.arg(env!("CARGO_BIN_EXE_leasehold")).arg("node"),
         };
         for (variable, _) in std::env::vars() {
-            if ["DATABASE_", "EXECUTION_", "LEASEHOLD_", "RUNTIME_", "CHAOS_"].iter().any(|p| variable.starts_with(p)) {
+            if ["DATABASE_", "EXECUTION_", "LEASEHOLD_", "RUNTIME_", "CHAOS_"]
+                .iter()
+                .any(|p| variable.starts_with(p))
+            {
                 command.env_remove(variable);
             }
         }
         if let Some(offset) = self.clock {
-            command.env("LD_PRELOAD", faketime()).env("FAKETIME", offset).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+            command
+                .env("LD_PRELOAD", faketime())
+                .env("FAKETIME", offset)
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         }
         let log = OpenOptions::new().create(true).append(true).open(&self.log).unwrap();
         command

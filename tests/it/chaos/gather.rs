@@ -48,8 +48,11 @@ impl Watch {
 
     /// Takes what was seen, once more when all is at rest.
     pub async fn finish(self, history: &mut History, members: &[Member]) {
-        let workers: Vec<&str> =
-            members.iter().filter(|member| member.role != Role::Node).map(|member| member.name.as_str()).collect();
+        let workers: Vec<&str> = members
+            .iter()
+            .filter(|member| member.role != Role::Node)
+            .map(|member| member.name.as_str())
+            .collect();
         let quiet = now();
         let begun = Instant::now();
         let mut last = Vec::new();
@@ -211,7 +214,8 @@ pub async fn read_database(world: &World, history: &mut History) {
             container: row.get(15),
         })
         .collect();
-    let sql = "select at, job_id, op, state, code, epoch, attempt, failures from chaos.ends_seen order by seq";
+    let sql =
+        "select at, job_id, op, state, code, epoch, attempt, failures from chaos.ends_seen order by seq";
     let ends = rows(sql).await;
     history.ends = ends
         .iter()

@@ -92,7 +92,10 @@ impl Injection {
         let mut lanes: Vec<(Victim, Vec<Fault>)> = Vec::new();
         let with = |roles: &[Role]| -> Vec<Victim> {
             let members = self.members.iter().enumerate();
-            members.filter(|(_, member)| roles.contains(&member.role)).map(|(n, _)| Victim::Member(n)).collect()
+            members
+                .filter(|(_, member)| roles.contains(&member.role))
+                .map(|(n, _)| Victim::Member(n))
+                .collect()
         };
         let workers = with(&[Role::Handlers, Role::Runner]);
         let mut of_workers = vec![Fault::KillWorker, Fault::FreezeWorker];
@@ -110,8 +113,10 @@ impl Injection {
         let servers = [Shutdown::Fast, Shutdown::Immediate].map(Fault::Server);
         lanes.extend(deal(&mut dice, &[Victim::Server], &servers, dose.servers));
 
-        futures_util::future::join_all(lanes.into_iter().map(|(victim, deck)| self.lane(victim, deck, dice.random())))
-            .await;
+        futures_util::future::join_all(
+            lanes.into_iter().map(|(victim, deck)| self.lane(victim, deck, dice.random())),
+        )
+        .await;
         self.over.store(true, SeqCst);
     }
 
@@ -144,7 +149,13 @@ impl Injection {
         entry.1 += u32::from(hit);
     }
 
-    async fn inject(&self, victim: Victim, fault: Fault, session: &mut Option<Client>, dice: &mut StdRng) -> bool {
+    async fn inject(
+        &self,
+        victim: Victim,
+        fault: Fault,
+        session: &mut Option<Client>,
+        dice: &mut StdRng,
+    ) -> bool {
         let mut span = |from: u64, to: u64| Duration::from_millis(dice.random_range(from..to));
         match (victim, fault) {
             (Victim::Member(n), Fault::KillWorker | Fault::KillNode) => {
@@ -188,7 +199,8 @@ impl Injection {
             }
             (Victim::Engine(n), Fault::Daemon(_)) => {
                 let engine = &self.world.engines[n];
-                let live = self.live(session, "$1 = node_id and container_id is not null", &engine.node).await;
+                let live =
+                    self.live(session, "$1 = node_id and container_id is not null", &engine.node).await;
                 if live == 0 {
                     return false;
                 }
@@ -239,8 +251,9 @@ impl Injection {
             *session = self.world.session().await;
         }
         let Some(client) = session else { return 0 };
-        let sql =
-            format!("select count(*) from leasehold.leases where ({whose}) and lease_expires_at > clock_timestamp()");
+        let sql = format!(
+            "select count(*) from leasehold.leases where ({whose}) and lease_expires_at > clock_timestamp()"
+        );
         let asked = async { client.query_one(&sql, &[&name]).await };
         let asked = tokio::time::timeout(Duration::from_secs(2), asked).await;
         if let Ok(Ok(row)) = asked {

@@ -57,7 +57,11 @@ fn settings(minutes: f64) -> Settings {
 
 fn assert_clean(report: &Report, dose: Dose) {
     println!("{report}");
-    assert!(report.is_clean() && report.left == 0, "the run with seed {} found violations, see above", report.seed());
+    assert!(
+        report.is_clean() && report.left == 0,
+        "the run with seed {} found violations, see above",
+        report.seed()
+    );
     for (fault, (tries, hits)) in &report.tally {
         let least = match fault {
             Fault::Server(_) => dose.servers,
@@ -100,7 +104,8 @@ fn finds(defect: Defect) {
     };
     let report = runtime().block_on(run(settings));
     println!("{report}");
-    let found = defect.breaks().iter().any(|invariant| !checker::violations(&report.findings, invariant).is_empty());
+    let found =
+        defect.breaks().iter().any(|invariant| !checker::violations(&report.findings, invariant).is_empty());
     assert!(found, "{} should break one of {:?}", defect.name(), defect.breaks());
 }
 

@@ -76,7 +76,11 @@ impl Plan {
         let cancel = (outcome == Outcome::Canceled).then(|| {
             let after = Duration::from_millis(self.dice.random_range(0..1500));
             // Probes write no ledger; of the others some are cancelled before anybody may have begun them.
-            let from = if kind == Kind::Heartbeat || self.dice.random_range(0..5) == 0 { From::Submission } else { From::Start };
+            let from = if kind == Kind::Heartbeat || self.dice.random_range(0..5) == 0 {
+                From::Submission
+            } else {
+                From::Start
+            };
             (after, from)
         });
         Script { job, kind, outcome, cancel }

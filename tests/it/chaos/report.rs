@@ -59,7 +59,21 @@ impl Report {
         }
         let (findings, left) = (check(&history), history.left.len());
         let (probes, logs) = (0, None);
-        Self { settings, findings, tally, jobs, hows, unscripted, exits, unasked, stuck, took, left, probes, logs }
+        Self {
+            settings,
+            findings,
+            tally,
+            jobs,
+            hows,
+            unscripted,
+            exits,
+            unasked,
+            stuck,
+            took,
+            left,
+            probes,
+            logs,
+        }
     }
 
     pub fn with(mut self, probes: usize, logs: Option<PathBuf>) -> Self {
@@ -77,7 +91,11 @@ impl Report {
 
     /// Jobs in all, and those of one kind.
     pub fn count(&self, kind: Option<Kind>) -> usize {
-        self.jobs.iter().filter(|(of, _)| kind.is_none_or(|kind| kind == **of)).flat_map(|(_, jobs)| jobs).sum()
+        self.jobs
+            .iter()
+            .filter(|(of, _)| kind.is_none_or(|kind| kind == **of))
+            .flat_map(|(_, jobs)| jobs)
+            .sum()
     }
 }
 
@@ -93,8 +111,18 @@ impl fmt::Display for Report {
         for (kind, [completed, failed, canceled]) in &self.jobs {
             writeln!(f, "  {:<22} {completed:>10} {failed:>17} {canceled:>10}", format!("{kind:?}"))?;
         }
-        writeln!(f, "  {} in all, {} not ended, {} containers left on the engines", self.count(None), self.stuck, self.left)?;
-        writeln!(f, "  final failures with code lease_lost or crash_loop: {}", self.unscripted.values().sum::<usize>())?;
+        writeln!(
+            f,
+            "  {} in all, {} not ended, {} containers left on the engines",
+            self.count(None),
+            self.stuck,
+            self.left
+        )?;
+        writeln!(
+            f,
+            "  final failures with code lease_lost or crash_loop: {}",
+            self.unscripted.values().sum::<usize>()
+        )?;
         writeln!(f, "\nfaults                                             hits  tries")?;
         for (fault, (tries, hits)) in &self.tally {
             writeln!(f, "  {:<46} {hits:>6} {tries:>6}", fault.name())?;
@@ -108,10 +136,15 @@ impl fmt::Display for Report {
             .map(|(name, code)| format!("{name}: {code:?}"))
             .collect();
         writeln!(f, "probes answered: {}", self.probes)?;
-        writeln!(f, "ended by themselves: {}; drains in the end that were not clean: {exits:?}", self.unasked)?;
+        writeln!(
+            f,
+            "ended by themselves: {}; drains in the end that were not clean: {exits:?}",
+            self.unasked
+        )?;
         writeln!(f, "\ninvariants")?;
         for finding in &self.findings {
-            let looked: Vec<String> = finding.looked_at.iter().map(|(what, count)| format!("{count} {what}")).collect();
+            let looked: Vec<String> =
+                finding.looked_at.iter().map(|(what, count)| format!("{count} {what}")).collect();
             writeln!(
                 f,
                 "  {:<4} {}: {} violations in {}",

@@ -69,7 +69,8 @@ pub async fn run(settings: Settings) -> Report {
     });
     let unasked = Arc::new(AtomicU32::new(0));
     let keeping = tokio::spawn(revive(Arc::clone(&members), Arc::clone(&unasked)));
-    let submitting = tokio::spawn(submit(settings.clone(), Arc::clone(&world), ledger.clone(), Arc::clone(&injection)));
+    let submitting =
+        tokio::spawn(submit(settings.clone(), Arc::clone(&world), ledger.clone(), Arc::clone(&injection)));
     injection.play(settings.seed, settings.dose).await;
     let accepted = submitting.await.unwrap();
     println!("chaos: {} jobs were accepted; waiting for rest", accepted.len());
@@ -84,7 +85,8 @@ pub async fn run(settings: Settings) -> Report {
     let mut history = History { accepted, left, ..History::default() };
     watch.finish(&mut history, &members).await;
     // A drain of an idle process is short and clean.
-    let exits: Vec<(String, Option<i32>)> = members.iter().map(|member| (member.name.clone(), member.end())).collect();
+    let exits: Vec<(String, Option<i32>)> =
+        members.iter().map(|member| (member.name.clone(), member.end())).collect();
     history.runs = ledger.runs();
     history.freezes = std::mem::take(&mut injection.freezes.lock().unwrap());
     history.outages = std::mem::take(&mut injection.outages.lock().unwrap());
@@ -139,8 +141,14 @@ async fn revive(members: Arc<Vec<Member>>, count: Arc<AtomicU32>) {
 }
 
 /// Submits at the planned rate for as long as faults are played.
-async fn submit(settings: Settings, world: Arc<World>, ledger: Ledger, injection: Arc<Injection>) -> Vec<Accepted> {
-    let mut plan = Plan::new(settings.seed, &ledger, if settings.engines == 0 { 0 } else { settings.containers });
+async fn submit(
+    settings: Settings,
+    world: Arc<World>,
+    ledger: Ledger,
+    injection: Arc<Injection>,
+) -> Vec<Accepted> {
+    let mut plan =
+        Plan::new(settings.seed, &ledger, if settings.engines == 0 { 0 } else { settings.containers });
     let probes = settings.runners > 0;
     let mut accepted = Vec::new();
     let mut cancels = tokio::task::JoinSet::new();

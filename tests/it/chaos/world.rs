@@ -69,7 +69,9 @@ impl World {
         let mut cluster = Cluster::start(&folder).await.unwrap();
         let client = database::client(cluster.url()).await;
         // The runs kill servers, never the machine.
-        for setting in ["fsync = off", "full_page_writes = off", "max_connections = 300", "checkpoint_timeout = '5min'"] {
+        for setting in
+            ["fsync = off", "full_page_writes = off", "max_connections = 300", "checkpoint_timeout = '5min'"]
+        {
             client.batch_execute(&format!("alter system set {setting}")).await.unwrap();
         }
         cluster.stop().await;

@@ -103,7 +103,8 @@ pub fn only_the_live_change(history: &History) -> Finding {
     }
     finding.looked_at("ends of leases", history.past.len());
     // A job that ran ended with one of its leases.
-    let books: std::collections::HashSet<_> = history.past.iter().map(|past| (past.job, past.epoch)).collect();
+    let books: std::collections::HashSet<_> =
+        history.past.iter().map(|past| (past.job, past.epoch)).collect();
     for end in history.ends.iter().filter(|end| end.epoch > 0 && !books.contains(&(end.job, end.epoch))) {
         finding.violated(format!("job {} ended under epoch {}, which is in no book", end.job, end.epoch));
     }

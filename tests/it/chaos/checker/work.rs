@@ -70,7 +70,10 @@ fn excused(history: &History, old: &Run, began: Micros, until: Micros) -> bool {
 
 /// The node of each claim.
 fn nodes(history: &History) -> HashMap<(i64, i64), &str> {
-    let placed = history.leases.iter().filter_map(|event| Some(((event.job, event.claim_epoch), event.node.as_deref()?)));
+    let placed = history
+        .leases
+        .iter()
+        .filter_map(|event| Some(((event.job, event.claim_epoch), event.node.as_deref()?)));
     placed.collect()
 }
 

@@ -9,7 +9,8 @@ use leasehold::{
         error::StoreError,
         ports::{
             Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
-            LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal, StoredLogs,
+            LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest,
+            Renewal, StoredLogs,
         },
     },
     worker::WorkerBuilder,
@@ -18,8 +19,12 @@ use leasehold::{
 /// Switches on what `CHAOS_DEFECT` names, if it is one of a worker.
 pub(super) fn as_told(worker: WorkerBuilder) -> WorkerBuilder {
     match std::env::var("CHAOS_DEFECT").as_deref() {
-        Ok("renewals-believed") => worker.intercept_store(|inner| Arc::new(Defective { inner, believes: true })),
-        Ok("early-recovery") => worker.intercept_store(|inner| Arc::new(Defective { inner, believes: false })),
+        Ok("renewals-believed") => {
+            worker.intercept_store(|inner| Arc::new(Defective { inner, believes: true }))
+        }
+        Ok("early-recovery") => {
+            worker.intercept_store(|inner| Arc::new(Defective { inner, believes: false }))
+        }
         _ => worker,
     }
 }
@@ -32,7 +37,8 @@ struct Defective {
 
 /// Recovery without its look at the expiry: the lease is made to look expired just before.
 async fn expire_one(request: &RecoverRequest) -> Result<(), Box<dyn std::error::Error>> {
-    let (client, connection) = tokio_postgres::connect(&std::env::var("DATABASE_URL")?, tokio_postgres::NoTls).await?;
+    let (client, connection) =
+        tokio_postgres::connect(&std::env::var("DATABASE_URL")?, tokio_postgres::NoTls).await?;
     tokio::spawn(connection);
     let sql = "update leasehold.leases set lease_expires_at = clock_timestamp() - interval '1 second'
                where job_id = (select job_id from leasehold.leases
@@ -72,7 +78,11 @@ impl LeaseStore for Defective {
         self.inner.attach(authority, node, container).await
     }
 
-    async fn append_logs(&self, authority: &Authority, batches: &[LogBatch]) -> Result<LogAppend, StoreError> {
+    async fn append_logs(
+        &self,
+        authority: &Authority,
+        batches: &[LogBatch],
+    ) -> Result<LogAppend, StoreError> {
         self.inner.append_logs(authority, batches).await
     }
 
@@ -96,7 +106,11 @@ impl LeaseStore for Defective {
         self.inner.recover(request).await
     }
 
-    async fn postpone_recovery(&self, authority: &Authority, delay: Duration) -> Result<Postponed, StoreError> {
+    async fn postpone_recovery(
+        &self,
+        authority: &Authority,
+        delay: Duration,
+    ) -> Result<Postponed, StoreError> {
         self.inner.postpone_recovery(authority, delay).await
     }
 
