@@ -105,6 +105,13 @@ pub(super) async fn recover(
             break;
         }
     }
+    // What took nothing did not get as far as the record of its command.
+    if takeovers.is_empty()
+        && !ask.repeat
+        && let Some(recorded) = recall(pools, ask).await?
+    {
+        return beside_a_look(pools, ask, recorded).await;
+    }
     let answer = RecoverAnswer {
         takeovers,
         next_expiry: lookout.next_expiry(),
@@ -141,26 +148,37 @@ async fn take_over(
 ) -> Result<Vec<Takeover>, StoreError> {
     let owner = &ask.owner;
     let tokens = grant::tokens(most.min(offered.len()));
-    let rows = pools
-        .call(
-            Lane::Leases,
-            OPERATION,
-            &RECOVER,
-            &[
-                &owner.namespace.as_str(),
-                &owner.worker.as_str(),
-                &owner.process.0,
-                &ask.lease_ms,
-                &offered,
-                &i64::try_from(most).unwrap_or(i64::MAX),
-                &tokens,
-                &ask.command.0,
-                &ask.hash(),
-                &always,
-                &ask.running_here,
-            ],
-        )
-        .await?;
+    let (hash, most) = (ask.hash(), i64::try_from(most).unwrap_or(i64::MAX));
+    let session = pools.session(Lane::Leases, OPERATION).await?;
+    let mut ran_before = false;
+    let answer = pools
+        .finish(OPERATION, session, async |session| {
+            let answer = session
+                .query(
+                    &RECOVER,
+                    &[
+                        &owner.namespace.as_str(),
+                        &owner.worker.as_str(),
+                        &owner.process.0,
+                        &ask.lease_ms,
+                        &offered,
+                        &most,
+                        &tokens,
+                        &ask.command.0,
+                        &hash,
+                        &always,
+                        &ask.running_here,
+                    ],
+                )
+                .await;
+            ran_before = answer.as_ref().is_err_and(|e| error::violates(e, "commands_pkey"));
+            answer
+        })
+        .await;
+    let rows = match answer {
+        Err(e) if ran_before => return Err(StoreError { kind: StoreErrorKind::CommandConflict, ..e }),
+        answer => answer?,
+    };
     rows.iter().map(|row| read(row, 0, owner).map_err(|e| error::garbled(OPERATION, e))).collect()
 }
 

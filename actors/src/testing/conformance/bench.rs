@@ -9,7 +9,7 @@ use crate::{
     },
     ports::{
         Attach, Authority, ClaimRejection, Claimant, DispatchedJob, End, Ended, Grant, LeaseStore,
-        ListedAnswer, ListedClaim, OpenClaim, Reconciliation, Renewal,
+        ListedAnswer, ListedClaim, OpenClaim, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
     },
     testing::harness::{JobView, StoreHarness, TestNode},
 };
@@ -25,13 +25,15 @@ pub(super) struct Bench<'a> {
     pub(super) store: Arc<dyn LeaseStore>,
     pub(super) namespace: Namespace,
     pub(super) owner: Claimant,
+    /// Another process, which takes over.
+    pub(super) rescuer: Claimant,
 }
 
 impl<'a> Bench<'a> {
     pub(super) fn new(harness: &'a dyn StoreHarness) -> Self {
         let namespace = Namespace::default();
-        let owner = claimant(&namespace, "worker-a");
-        Self { harness, store: harness.store(), namespace, owner }
+        let (owner, rescuer) = (claimant(&namespace, "worker-a"), claimant(&namespace, "worker-b"));
+        Self { harness, store: harness.store(), namespace, owner, rescuer }
     }
 
     // -- jobs -----------------------------------------------------------------------------------------
@@ -167,6 +169,27 @@ impl<'a> Bench<'a> {
         self.claim(self.queued_container().await).await
     }
 
+    // -- recovery -------------------------------------------------------------------------------------
+
+    pub(super) fn recovery(&self, limit: u32) -> RecoverRequest {
+        RecoverRequest {
+            owner: self.rescuer.clone(),
+            command: CommandId::generate(),
+            repeat: false,
+            limit,
+            lease: LEASE,
+            running_here: Vec::new().into(),
+        }
+    }
+
+    pub(super) async fn recover(&self, limit: u32) -> RecoverAnswer {
+        self.recover_with(self.recovery(limit)).await
+    }
+
+    pub(super) async fn recover_with(&self, request: RecoverRequest) -> RecoverAnswer {
+        self.store.recover(&request).await.expect("the store answers")
+    }
+
     // -- calls under a lease --------------------------------------------------------------------------
 
     pub(super) async fn renew(&self, authority: &Authority) -> Renewal {
@@ -219,6 +242,19 @@ pub(super) fn fail(kind: FailureKind) -> End {
     }
 }
 
+/// A loss; the worker's defaults allow so many SYSTEM failures, and so many losses in a row.
+pub(super) fn lost(max_system: i32, loss_limit: i32) -> End {
+    End::Lost {
+        defaults: RetryPolicy {
+            max_system: Some(max_system),
+            backoff_ms: Some(1000),
+            ..RetryPolicy::default()
+        },
+        loss_limit,
+        message: "nobody was there".to_owned(),
+    }
+}
+
 pub(super) fn release() -> End {
     End::Release { delay: Duration::ZERO, reason: "drain" }
 }
@@ -234,6 +270,7 @@ pub(super) fn every_end() -> Vec<(&'static str, End)> {
         ("fail for good", fail(FailureKind::User)),
         ("fail and retry", fail(FailureKind::System)),
         ("cancel", End::Cancel),
+        ("lose", lost(3, 3)),
         ("release", release()),
         ("reschedule", reschedule()),
     ]

@@ -25,10 +25,13 @@ pub mod claiming;
 pub mod dispatching;
 pub mod ending;
 pub mod generations;
+pub mod losing;
 pub mod overlapping;
 pub mod placement;
+pub mod recovering;
 pub mod renewal;
 pub mod replay;
+pub mod retaking;
 
 /// Calls a macro with every case of the suite, by module.
 #[macro_export]
@@ -162,6 +165,50 @@ macro_rules! conformance_cases {
                 every_end_frees_the_workflow_s_slot,
                 an_expired_run_still_blocks,
                 a_released_serial_run_keeps_its_turn,
+            ];
+            recovering: [
+                nothing_is_taken_over_before_it_expires,
+                each_takeover_has_its_own_token_and_epoch,
+                the_oldest_expiry_comes_first,
+                a_takeover_keeps_what_the_claim_chose,
+                a_takeover_keeps_the_workflow_s_slot,
+                the_lost_lease_is_in_the_history,
+                a_takeover_has_the_recoverer_s_duration,
+                whether_anything_was_started_is_told,
+                what_runs_here_is_left_alone,
+                a_recovery_keeps_to_its_namespace,
+                a_silent_node_s_jobs_are_left_for_later,
+                an_unhealthy_or_forgotten_node_is_not_waited_for,
+                a_node_at_another_engine_is_not_the_same_runtime,
+                concurrent_recoverers_share_the_leases_out,
+                renewals_and_recoveries_do_not_both_win,
+                a_promotion_raises_the_epoch_of_takeovers,
+                past_the_deadlines_there_is_time_to_clean_up,
+                a_takeover_sets_no_deadline,
+            ];
+            retaking: [
+                a_repeat_brings_the_recorded_takeovers,
+                a_repeat_leaves_out_what_was_taken_on,
+                a_repeat_of_what_never_arrived_takes_over,
+                an_empty_repeat_stays_empty,
+                concurrent_repeats_agree,
+                another_request_under_the_id_is_a_conflict,
+            ];
+            losing: [
+                a_loss_is_a_system_failure,
+                losses_in_a_row_are_a_crash_loop,
+                losses_count_against_the_system_failures,
+                a_holder_s_word_ends_the_row_of_losses,
+                a_loss_over_a_restart_is_not_counted,
+                a_loss_over_a_promotion_is_not_counted,
+                what_never_started_counts_nothing,
+                after_a_request_to_cancel_a_loss_ends_the_job,
+                a_superseded_run_ends_at_its_recovery,
+                a_repeated_loss_reports_the_recorded_outcome,
+                any_message_of_a_loss_is_stored,
+                a_postponed_recovery_waits_for_its_time,
+                a_postponed_recovery_delays_no_other,
+                only_the_holder_postpones_a_recovery,
             ];
             authority: [
                 a_stranger_changes_nothing,

@@ -152,7 +152,7 @@ impl World {
 
         let keep_attempt = ready.keep_attempt;
         let now = self.now();
-        let floor = self.cluster_generation << 40;
+        let (floor, renewed_after) = (self.cluster_generation << 40, self.restarts);
         let timeout = self.jobs.get(&id).and_then(|job| job.timeout);
         let row = self.rows.get_mut(&id).ok_or(ClaimRejection::JobNotFound)?;
         row.epoch = row.epoch.max(floor) + 1;
@@ -163,6 +163,7 @@ impl World {
             claim_renewed: false,
             not_before: None,
             cleanup_pending_since: None,
+            renewed_after,
             excused: false,
             owner: owner.clone(),
             token: LeaseToken::generate(),

@@ -80,7 +80,7 @@ impl World {
     }
 
     fn take_over(&mut self, request: &RecoverRequest, job: JobId) -> Option<Takeover> {
-        let (now, generation, restarted) = (self.now(), self.cluster_generation, self.restarted_at);
+        let (now, generation, restarts) = (self.now(), self.cluster_generation, self.restarts);
         let row = self.rows.get_mut(&job)?;
         let (epoch, attempt, namespace) = (row.epoch, row.attempt, row.namespace.clone());
         let lease = row.lease_mut()?;
@@ -96,7 +96,6 @@ impl World {
             container: lease.container.clone(),
             failure: None,
         };
-        let renewed_at = lease.expires_at - delta(lease.duration);
         let later = |deadline: Option<DateTime<Utc>>| deadline.map(|at| at.max(now + delta(request.lease)));
         *lease = Lease {
             owner: request.owner.clone(),
@@ -108,7 +107,8 @@ impl World {
             cancel_deadline: later(lease.cancel_deadline),
             run_deadline: later(lease.run_deadline),
             not_before: None,
-            excused: lease.excused || restarted.is_some_and(|at| at > renewed_at) || epoch >> 40 < generation,
+            renewed_after: restarts,
+            excused: lease.excused || lease.renewed_after < restarts || epoch >> 40 < generation,
             ..lease.clone()
         };
         row.epoch = epoch.max(generation << 40) + 1;

@@ -17,6 +17,7 @@ const PROGRESS_LIMIT: usize = 4096;
 impl World {
     pub(super) fn renew(&mut self, authority: &Authority) -> Renewal {
         let now = self.now();
+        let restarts = self.restarts;
         let epoch = self.rows.get(&authority.job).map_or(0, |row| row.epoch);
         let Some(lease) = self.live_mut(authority) else { return Renewal::NotLive };
         // Who took it over begins nothing that the claim's holder had not begun.
@@ -26,6 +27,7 @@ impl World {
         if !passed(lease.cancel_deadline) && !passed(lease.run_deadline) {
             lease.expires_at = now + delta(lease.duration);
             lease.renewals += 1;
+            lease.renewed_after = restarts;
         }
         Renewal::Held { remaining: until(now, lease.expires_at), cancel_requested: lease.cancel_requested }
     }

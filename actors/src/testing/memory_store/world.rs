@@ -30,8 +30,8 @@ pub(super) const BLOCKED_LOOK: Duration = Duration::from_secs(5);
 pub(super) struct World {
     origin: Instant,
     pub(super) cluster_generation: i64,
-    /// When the service was last restarted.
-    pub(super) restarted_at: Option<DateTime<Utc>>,
+    /// How often the service was restarted.
+    pub(super) restarts: u64,
     pub(super) last_job: i64,
     pub(super) jobs: BTreeMap<JobId, Submission>,
     pub(super) rows: BTreeMap<JobId, Row>,
@@ -51,7 +51,7 @@ impl Default for World {
         Self {
             origin: Instant::now(),
             cluster_generation: 0,
-            restarted_at: None,
+            restarts: 0,
             last_job: 0,
             jobs: BTreeMap::new(),
             rows: BTreeMap::new(),
@@ -146,6 +146,8 @@ pub(super) struct Lease {
     /// Nobody takes it over before this.
     pub(super) not_before: Option<DateTime<Utc>>,
     pub(super) cleanup_pending_since: Option<DateTime<Utc>>,
+    /// How often the service had been restarted when it was last renewed.
+    pub(super) renewed_after: u64,
     /// Its loss overlapped a restart or a promotion.
     pub(super) excused: bool,
     pub(super) cancel_requested: bool,
