@@ -100,9 +100,9 @@ impl Lookout {
         self.candidates.iter().take(most).map(|(job, _)| *job).collect()
     }
 
-    /// These were asked for, and some of them taken over. What was passed over is for the next look, so that it is in
+    /// These were asked for, and some of them taken over, for the time of a lease. What was passed over is for the next look, so that it is in
     /// nobody's way until then.
-    pub(super) fn asked(&mut self, asked: &[i64], taken: &[i64], all_looked_at: bool) {
+    pub(super) fn asked(&mut self, asked: &[i64], taken: &[i64], all_looked_at: bool, lease: Duration) {
         let last = asked.iter().rposition(|job| taken.contains(job));
         let done = if all_looked_at { asked.len() } else { last.map_or(asked.len(), |at| at + 1) };
         for (_, expired_at) in self.candidates.drain(..done.min(self.candidates.len())) {
@@ -111,6 +111,10 @@ impl Lookout {
             }
         }
         self.expired = self.expired.saturating_sub(taken.len() as u64);
+        if !taken.is_empty() {
+            let new = self.looked.elapsed() + lease;
+            self.next = Some(self.next.map_or(new, |next| next.min(new)));
+        }
         if self.oldest.is_none() {
             self.oldest = self.candidates.front().map(|(_, expired_at)| *expired_at);
         }

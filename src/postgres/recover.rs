@@ -84,6 +84,7 @@ pub(super) async fn recover(
         None => Lookout::take(pools, namespace, &ask.running_here).await?,
     };
     let most = ask.limit.min(MOST);
+    let lease = Duration::from_millis(u64::try_from(ask.lease_ms).unwrap_or(0));
     let mut takeovers = Vec::new();
     // A repeat that finds nothing is recorded too: should the first one still be on its way, it takes nothing.
     while takeovers.is_empty() && most > 0 && (!lookout.is_used_up() || ask.repeat) {
@@ -100,7 +101,7 @@ pub(super) async fn recover(
             Err(e) => return Err(e),
         }
         let taken: Vec<i64> = takeovers.iter().map(|t| t.grant.authority.job.0).collect();
-        lookout.asked(&offered, &taken, taken.len() < most);
+        lookout.asked(&offered, &taken, taken.len() < most, lease);
         if last {
             break;
         }

@@ -188,7 +188,7 @@ impl StoreHarness for PgHarness {
 
     async fn silence_node(&self, namespace: &Namespace, node: &NodeId) {
         self.write(
-            "update leasehold.nodes set heartbeat_at = heartbeat_at - interval '90 minutes'
+            "update leasehold.nodes set heartbeat_at = least(heartbeat_at, clock_timestamp() - interval '90 minutes')
              where namespace = $1 and node_id = $2",
             &[&namespace.as_str(), &node.as_str()],
         )
@@ -205,7 +205,7 @@ impl StoreHarness for PgHarness {
 
     async fn lose_node(&self, namespace: &Namespace, node: &NodeId) {
         self.write(
-            "update leasehold.nodes set heartbeat_at = heartbeat_at - interval '4 hours'
+            "update leasehold.nodes set heartbeat_at = least(heartbeat_at, clock_timestamp() - interval '4 hours')
              where namespace = $1 and node_id = $2",
             &[&namespace.as_str(), &node.as_str()],
         )

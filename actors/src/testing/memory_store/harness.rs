@@ -176,7 +176,8 @@ impl StoreHarness for MemoryStore {
     async fn drain_node(&self, namespace: &Namespace, node: &NodeId) {
         let mut world = self.world();
         let key = (namespace.clone(), node.clone());
-        world.nodes.get_mut(&key).expect("the test registered the node").ready = false;
+        let node = world.nodes.get_mut(&key).expect("the test registered the node");
+        (node.ready, node.healthy) = (false, true);
     }
 
     async fn lose_node(&self, namespace: &Namespace, node: &NodeId) {
@@ -217,7 +218,7 @@ impl StoreHarness for MemoryStore {
 
     async fn expire_over_a_restart(&self, job: JobId) {
         self.expire_lease(job);
-        self.restart();
+        self.change_lease(job, |lease| lease.excused = true);
     }
 
     async fn promote(&self) {

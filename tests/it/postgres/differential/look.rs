@@ -5,7 +5,10 @@ use std::collections::HashMap;
 use chrono::{DateTime, Utc};
 use leasehold::protocol::{
     domain::{JobId, JobState},
-    ports::{Attach, ClaimRejection, Ended, Grant, ListedAnswer, LogAppend, Reconciliation, Renewal},
+    ports::{
+        Attach, ClaimRejection, Ended, Grant, ListedAnswer, LogAppend, Reconciliation, RecoverAnswer,
+        Renewal, Takeover,
+    },
 };
 use leasehold_actors::testing::{HistoryView, JobView};
 
@@ -35,7 +38,7 @@ pub fn job(view: &JobView, names: &Names, now: DateTime<Utc>) -> String {
         _ => "-",
     };
     format!(
-        "{} gen {} dispatch {} attempt {} epoch {} failures {:?} {due} blocked {} renewals {} cancel {} {} run {} \
+        "{} gen {} dispatch {} attempt {} epoch {} failures {:?} losses {} {due} blocked {} renewals {} cancel {} {} run {} \
          node {} container {:?} route {:?} revision {} exit {:?} code {:?} output {:?}",
         view.state,
         view.generation,
@@ -43,6 +46,7 @@ pub fn job(view: &JobView, names: &Names, now: DateTime<Utc>) -> String {
         view.attempt,
         view.epoch,
         view.failures,
+        view.losses,
         view.blocked_by.map_or_else(|| "-".to_owned(), |job| names.of(job)),
         view.renewals,
         view.cancel_requested,
@@ -95,6 +99,28 @@ pub fn grant(grant: &Grant, names: &Names) -> String {
 pub fn grants(all: &[Grant], names: &Names) -> Vec<String> {
     let mut told: Vec<String> = all.iter().map(|g| grant(g, names)).collect();
     told.sort_unstable();
+    told
+}
+
+/// What was taken over, in no particular order, and what is told beside it.
+pub fn recovered(answer: &RecoverAnswer, names: &Names) -> Vec<String> {
+    let takeover = |t: &Takeover| {
+        format!(
+            "{} container {:?} {:?} claim {} started {} cancel {} pending {} timeout {}",
+            grant(&t.grant, names),
+            t.container,
+            t.runtime,
+            t.claim_epoch,
+            t.started,
+            t.cancel_requested,
+            t.cleanup_pending_for.is_some(),
+            t.timeout_left.is_some(),
+        )
+    };
+    let mut told: Vec<String> = answer.takeovers.iter().map(takeover).collect();
+    told.sort_unstable();
+    let (oldest, next) = (answer.oldest.is_some(), answer.next_expiry.is_some());
+    told.push(format!("{} left, oldest {oldest}, next {next}", answer.backlog));
     told
 }
 

@@ -5,6 +5,7 @@
 
 mod look;
 mod pair;
+mod recovery;
 mod step;
 
 use std::ops::Range;

@@ -9,7 +9,7 @@ use chrono::Utc;
 use leasehold::protocol::{
     domain::{CommandId, JobDefinition, JobId, JobState, Namespace, NewJob, NodeId, ProcessId, WorkerId},
     error::StoreError,
-    ports::{Authority, Claimant, Grant, LeaseStore, OpenClaim},
+    ports::{Authority, Claimant, Grant, LeaseStore, OpenClaim, RecoverRequest},
 };
 use leasehold_actors::testing::{MemoryStore, StoreHarness, TestNode, TestWorkflow};
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -59,6 +59,8 @@ pub struct Pair<'a> {
     pub jobs: Vec<Twin>,
     pub held: Vec<Held>,
     pub claimed: Vec<Claimed>,
+    /// Recoveries that took something over.
+    pub recovered: Vec<(RecoverRequest, RecoverRequest)>,
     pub terminated: Vec<String>,
     /// Ends that were sent, for their repeats.
     pub ends: Vec<(Held, CommandId, leasehold::protocol::ports::End)>,
@@ -85,6 +87,7 @@ impl<'a> Pair<'a> {
             jobs: Vec::new(),
             held: Vec::new(),
             claimed: Vec::new(),
+            recovered: Vec::new(),
             terminated: Vec::new(),
             ends: Vec::new(),
             names: Default::default(),

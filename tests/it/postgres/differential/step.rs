@@ -31,7 +31,7 @@ const DAY: Duration = Duration::from_hours(24);
 
 impl Pair<'_> {
     pub async fn step(&mut self) {
-        match self.dice.random_range(0..100) {
+        match self.dice.random_range(0..116) {
             0..16 => self.submit_something().await,
             16..24 => self.claim_open().await,
             24..40 => self.claim_listed().await,
@@ -48,7 +48,13 @@ impl Pair<'_> {
             91..94 => self.change_workflow().await,
             94..96 => self.change_node().await,
             96..98 => self.pass_a_deadline().await,
-            _ => self.reconcile().await,
+            98..100 => self.reconcile().await,
+            100..104 => self.expire().await,
+            104..110 => self.recover().await,
+            110..112 => self.replay_recovery().await,
+            112..114 => self.postpone().await,
+            114..115 => self.end_postponement().await,
+            _ => self.forget_node().await,
         }
         self.compare().await;
     }
@@ -206,7 +212,7 @@ impl Pair<'_> {
     }
 
     /// A grant from any time, mostly as it was, sometimes with one thing wrong; preferably a late one.
-    fn some_authority(&mut self) -> Option<Held> {
+    pub(super) fn some_authority(&mut self) -> Option<Held> {
         if self.held.is_empty() {
             return None;
         }
@@ -314,7 +320,7 @@ impl Pair<'_> {
 
     fn some_end(&mut self) -> End {
         let delay = Duration::from_secs(self.pick(&[0, 0, 3600]));
-        match self.dice.random_range(0..8) {
+        match self.dice.random_range(0..10) {
             0 | 1 => End::Complete {
                 exit_code: self.pick(&[None, Some(0)]),
                 output: self.pick(&[None, Some(r#"{"b": 1.50}"#.to_owned())]),
@@ -333,6 +339,16 @@ impl Pair<'_> {
                 End::Fail { failure, defaults }
             }
             5 => End::Cancel,
+            8.. => End::Lost {
+                defaults: RetryPolicy {
+                    max_system: self.pick(&[None, Some(1), Some(2), Some(10)]),
+                    backoff_ms: self.pick(&[Some(0), Some(LONG_MS)]),
+                    backoff_cap_ms: Some(LONG_MS),
+                    ..RetryPolicy::default()
+                },
+                loss_limit: self.pick(&[1, 2, 10]),
+                message: "nobody was there".to_owned(),
+            },
             6 => End::Release { delay, reason: "drain" },
             _ => End::Reschedule {
                 route: None,
@@ -354,14 +370,26 @@ impl Pair<'_> {
     }
 
     async fn expire(&mut self) {
-        let running = self.jobs_in(JobState::Running);
-        if running.is_empty() {
+        let now = self.memory.clock();
+        let mut live = self.jobs_in(JobState::Running);
+        live.retain(|number| {
+            let view = self.memory.view(&self.namespace, self.jobs[*number].memory);
+            view.and_then(|view| view.lease_expires_at).is_some_and(|at| at > now)
+        });
+        if live.is_empty() {
             return;
         }
-        let number = self.pick(&running);
-        self.note(format!("expire #{number}"));
-        self.memory.expire(self.jobs[number].memory).await;
-        self.postgres.expire(self.jobs[number].postgres).await;
+        let number = self.pick(&live);
+        let job = self.jobs[number];
+        if self.chance(20) {
+            self.note(format!("expire #{number} over a restart"));
+            self.memory.expire_over_a_restart(job.memory).await;
+            self.postgres.expire_over_a_restart(job.postgres).await;
+        } else {
+            self.note(format!("expire #{number}"));
+            self.memory.expire(job.memory).await;
+            self.postgres.expire(job.postgres).await;
+        }
     }
 
     async fn pass_a_deadline(&mut self) {
@@ -426,7 +454,17 @@ impl Pair<'_> {
     async fn change_node(&mut self) {
         let name = self.node_name();
         let node = NodeId::new(name.clone()).unwrap();
-        match self.dice.random_range(0..4) {
+        match self.dice.random_range(0..6) {
+            4 => {
+                self.note(format!("lose {name}"));
+                self.memory.lose_node(&self.namespace, &node).await;
+                self.postgres.lose_node(&self.namespace, &node).await;
+            }
+            5 => {
+                self.note(format!("sicken {name}"));
+                self.memory.sicken_node(&self.namespace, &node).await;
+                self.postgres.sicken_node(&self.namespace, &node).await;
+            }
             0 => {
                 self.note(format!("drain {name}"));
                 self.memory.drain_node(&self.namespace, &node).await;
@@ -438,11 +476,19 @@ impl Pair<'_> {
                 self.postgres.silence_node(&self.namespace, &node).await;
             }
             _ => {
-                let node = TestNode::new(&self.namespace, &name, self.dice.random_range(1..4));
-                self.note(format!("register {name} with {} slots", node.max_concurrency));
-                self.memory.register_node(&node).await;
-                self.postgres.register_node(&node).await;
+                self.register_node().await;
             }
         }
+    }
+
+    pub(super) async fn register_node(&mut self) {
+        let name = self.node_name();
+        let mut node = TestNode::new(&self.namespace, &name, self.dice.random_range(1..4));
+        if self.chance(25) {
+            node.engine_id = "another".to_owned();
+        }
+        self.note(format!("register {name} with {} slots at {}", node.max_concurrency, node.engine_id));
+        self.memory.register_node(&node).await;
+        self.postgres.register_node(&node).await;
     }
 }
