@@ -63,6 +63,24 @@ pub(super) struct Lookout {
 }
 
 impl Lookout {
+    /// Looks at every lease of the namespace, but for no candidates.
+    pub(super) async fn glance(pools: &Pools, namespace: &Namespace) -> Result<Self, StoreError> {
+        let garbled = |e| error::garbled(OPERATION, e);
+        let looked = Instant::now();
+        let rows = pools.call(Lane::Recovery, OPERATION, &OUTLOOK, &[&namespace.as_str()]).await?;
+        let row = rows.first().ok_or_else(|| error::garbled(OPERATION, "no row"))?;
+        let expired: i64 = row.try_get(0).map_err(garbled)?;
+        let next: Option<i64> = row.try_get(2).map_err(garbled)?;
+        Ok(Self {
+            looked,
+            clock: row.try_get(3).map_err(garbled)?,
+            expired: u64::try_from(expired).unwrap_or(0),
+            oldest: row.try_get(1).map_err(garbled)?,
+            next: next.map(micros),
+            candidates: VecDeque::new(),
+        })
+    }
+
     /// Looks at every lease of the namespace; for candidates only where something has expired.
     pub(super) async fn take(
         pools: &Pools,
@@ -70,19 +88,7 @@ impl Lookout {
         running_here: &[i64],
     ) -> Result<Self, StoreError> {
         let garbled = |e| error::garbled(OPERATION, e);
-        let looked = Instant::now();
-        let rows = pools.call(Lane::Recovery, OPERATION, &OUTLOOK, &[&namespace.as_str()]).await?;
-        let row = rows.first().ok_or_else(|| error::garbled(OPERATION, "no row"))?;
-        let expired: i64 = row.try_get(0).map_err(garbled)?;
-        let next: Option<i64> = row.try_get(2).map_err(garbled)?;
-        let mut lookout = Self {
-            looked,
-            clock: row.try_get(3).map_err(garbled)?,
-            expired: u64::try_from(expired).unwrap_or(0),
-            oldest: row.try_get(1).map_err(garbled)?,
-            next: next.map(micros),
-            candidates: VecDeque::new(),
-        };
+        let mut lookout = Self::glance(pools, namespace).await?;
         if lookout.expired > 0 {
             let params: &[&(dyn tokio_postgres::types::ToSql + Sync)] =
                 &[&namespace.as_str(), &running_here, &MOST];
@@ -126,6 +132,11 @@ impl Lookout {
 
     pub(super) fn is_used_up(&self) -> bool {
         self.candidates.is_empty()
+    }
+
+    /// Something is left, and all that is known of it is that it is no candidate.
+    pub(super) fn is_unsure(&self) -> bool {
+        self.expired > 0 && self.oldest.is_none()
     }
 
     pub(super) fn backlog(&self) -> u64 {

@@ -106,6 +106,12 @@ pub(super) async fn recover(
             break;
         }
     }
+    if lookout.is_unsure() {
+        // What was taken over is committed: that this look failed must not hide it.
+        if let Ok(glance) = Lookout::glance(pools, namespace).await {
+            lookout = glance;
+        }
+    }
     // What took nothing did not get as far as the record of its command.
     if takeovers.is_empty()
         && !ask.repeat
@@ -129,7 +135,7 @@ async fn beside_a_look(
     ask: &RecoverAsk,
     takeovers: Vec<Takeover>,
 ) -> Result<RecoverAnswer, StoreError> {
-    let lookout = Lookout::take(pools, &ask.owner.namespace, &ask.running_here).await;
+    let lookout = Lookout::glance(pools, &ask.owner.namespace).await;
     // What was taken over is committed: that the look failed must not hide it.
     let lookout = lookout.map_err(|e| StoreError { applied: Applied::Maybe, ..e })?;
     Ok(RecoverAnswer {
