@@ -10,4 +10,5 @@ mod heartbeat;
 mod heartbeat_tls;
 mod http_target;
 mod in_process;
+mod recovery;
 pub mod worker_process;
