@@ -173,9 +173,11 @@ impl Pool {
         self.lock().held.contains_key(&job)
     }
 
-    /// Whether the worker's other pool has a grant of this job in hand.
-    fn neighbour_holds(&self, job: JobId) -> bool {
-        self.neighbour.get().and_then(Weak::upgrade).is_some_and(|pool| pool.holds(job))
+    /// Whether the work of this job goes on under a permit of the worker's other pool. One that only waits for its
+    /// report to be confirmed is in nobody's way: the store would not have granted the job again.
+    fn neighbour_runs(&self, job: JobId) -> bool {
+        let neighbour = self.neighbour.get().and_then(Weak::upgrade);
+        neighbour.is_some_and(|pool| pool.lock().held.get(&job).is_some_and(Held::work_goes_on))
     }
 
     fn after_free(&self, state: MutexGuard<'_, State>) {
@@ -222,8 +224,8 @@ impl<Q> Permits<Q> {
         Self { hands: Hands { pool: Arc::new(pool) }, replays: Arc::default() }
     }
 
-    /// As [`Self::new`], beside another pool of the same worker: a job that one of them has in hand is handed
-    /// over by neither.
+    /// As [`Self::new`], beside another pool of the same worker: neither hands a job over whose work goes on under
+    /// a permit of the other.
     #[must_use]
     pub fn beside(capacity: u32, other: &Hands) -> Self {
         let permits = Self::new(capacity);

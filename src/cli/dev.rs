@@ -65,7 +65,9 @@ fn database(settings: &Effective) -> Result<Option<String>, CliError> {
 
 async fn show(dev: &mut Dev, with_demo: bool) -> Result<Exit, CliError> {
     if !dev.left_running.is_empty() {
-        output::note("these jobs were RUNNING when dev was killed; their leases expire and are not renewed:");
+        output::note(
+            "these jobs were RUNNING when dev was killed; they are taken over as their leases expire:",
+        );
         jobs::print_leases(&dev.left_running)?;
     }
     output::note(&format!("  ready; {} has DATABASE_URL", dev.folder.join("env").display()));

@@ -48,6 +48,8 @@ struct Facts {
     granted_at: Option<DateTime<Utc>>,
     lease_expires_at: Option<DateTime<Utc>>,
     expired: bool,
+    /// Since when its cleanup is pending, and when it is tried again.
+    cleanup: Option<(DateTime<Utc>, DateTime<Utc>)>,
     cancel_requested: bool,
     ended_at: Option<DateTime<Utc>>,
     code: Option<String>,
@@ -71,6 +73,7 @@ impl Facts {
         let generation: i64 = columns.get("generation")?;
         let current: Option<i64> = columns.get("workflow_generation")?;
         let how: Option<String> = columns.get("last_how")?;
+        let pending: Option<DateTime<Utc>> = columns.get("cleanup_pending_since")?;
         let failure = [columns.get::<Option<String>>("last_kind")?, columns.get("last_code")?];
         Ok(Self {
             job,
@@ -98,6 +101,7 @@ impl Facts {
             granted_at: columns.get("granted_at")?,
             lease_expires_at: columns.get("lease_expires_at")?,
             expired: columns.get::<Option<bool>>("expired")?.unwrap_or(false),
+            cleanup: pending.zip(columns.get("recovery_not_before")?),
             cancel_requested: columns.get::<Option<DateTime<Utc>>>("cancel_requested_at")?.is_some(),
             ended_at: columns.get("ended_at")?,
             code: columns.get("failure_code")?,
@@ -215,6 +219,15 @@ impl Facts {
     fn running(&self) -> String {
         let worker = self.worker.as_deref().unwrap_or("?");
         let node = self.node.as_ref().map(|node| format!(" on node {node}")).unwrap_or_default();
+        if let (true, Some((since, again))) = (self.expired, self.cleanup) {
+            return format!(
+                "but the lease of worker {worker}{node} expired at {}, and its container could not be cleaned up since {}; \
+                 that is tried again at {}",
+                time(self.lease_expires_at),
+                time(Some(since)),
+                time(Some(again))
+            );
+        }
         if self.expired {
             return format!(
                 "but the lease of worker {worker}{node} expired at {}, so nobody may work on it until it is taken over",

@@ -67,7 +67,7 @@ impl<Q: Ask> Reservation<Q> {
     /// Turns one permit into the permit of a grant.
     pub fn grant(&mut self, grant: &Arc<Grant>) -> Handover {
         let job = grant.authority.job;
-        if self.pool.neighbour_holds(job) {
+        if self.pool.neighbour_runs(job) {
             return Handover::Refused;
         }
         let mut state = self.pool.lock();

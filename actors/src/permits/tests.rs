@@ -62,6 +62,34 @@ fn a_replay_that_names_a_grant_in_hand_does_not_run_it_twice() {
     replay.settle();
 }
 
+/// Two pools, one worker: L5.
+#[test]
+fn a_job_whose_work_goes_on_under_one_pool_is_not_handed_over_by_the_other() {
+    let claimed = Permits::new(2);
+    let recovering: Permits<OpenClaim> = Permits::beside(1, &claimed);
+    let mut taken = recovering.reserve(1, claim).expect("one is free");
+    let Handover::Active(permit) = taken.grant(&grant(1, 1)) else { panic!("not handed over") };
+    let hands_over = || {
+        let mut reservation = claimed.reserve(1, claim).expect("two are free");
+        let handover = reservation.grant(&grant(1, 2));
+        reservation.settle();
+        match handover {
+            Handover::Active(permit) => {
+                permit.free();
+                true
+            }
+            Handover::InHand | Handover::Refused => false,
+        }
+    };
+    assert!(hands_over(), "no work was started");
+    let watch = watch(1);
+    permit.works(Arc::clone(watch.entry()));
+    let work = watch.entry().hold();
+    assert!(!hands_over(), "it goes on");
+    drop(work);
+    assert!(hands_over(), "it is over, and only its report is awaited");
+}
+
 #[test]
 fn a_permit_is_not_freed_while_its_workload_goes_on() {
     let permits = Permits::new(1);

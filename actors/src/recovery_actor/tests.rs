@@ -7,7 +7,7 @@ use crate::{
     fixtures::{LEASE, Rig, RigSettings, done, eventually, owner, paused, submit, takes, work},
     nodes::NodeAddress,
     ports::OpenClaim,
-    runtime_node_actor::{RecoverContainer, Recovered, RunContainer},
+    runtime_node_actor::{Adoption, RecoverContainer, Recovered, RunContainer},
     testing::{Fate, MemoryStore, Odds, Operation, Probe, Probed, StoreHarness, TestNode},
     work::WorkOutcome,
 };
@@ -480,6 +480,114 @@ fn what_a_recovery_found_is_what_the_store_is_told() {
             until_quiet(&rig).await;
         });
     }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Cancel, timeout and drain while a recovery is under way
+// ---------------------------------------------------------------------------------------------------
+
+/// A node whose actor follows the container on until it is told to stop.
+fn node_that_adopts(timeout: Option<Duration>) -> NodeAddress {
+    let recover = Probe::answering_later(move |message: RecoverContainer| async move {
+        tokio::time::sleep(s(2)).await;
+        message.adopts.send(Adoption { timeout }).expect("its LeaseActor waits");
+        message.lease.stopped().await;
+        tokio::time::sleep(s(1)).await;
+        Recovered::Run(WorkOutcome::Stopped)
+    });
+    let run = Probe::answering(|_: RunContainer| WorkOutcome::Stopped);
+    NodeAddress { run: run.recipient, recover: recover.recipient }
+}
+
+async fn adopting(timeout: Option<Duration>) -> (Rig, JobId) {
+    let memory = MemoryStore::new();
+    let job = container_left_behind(&memory).await;
+    let node = node_that_adopts(timeout);
+    let mut settings = recovering(1);
+    settings.concurrency = 0;
+    settings.start_node = Box::new(move |_| Ok(node.clone()));
+    let rig = Rig::on(memory, settings, takes(s(1)));
+    eventually(s(60), "it is adopted", || rig.worker.health().tally.containers_adopted == 1).await;
+    (rig, job)
+}
+
+/// A run that was adopted is renewed, canceled, timed out and given back as any other.
+#[test]
+fn an_adopted_run_is_a_run_like_any_other() {
+    paused(async {
+        let (rig, job) = adopting(None).await;
+        tokio::time::sleep(10 * LEASE).await;
+        assert_eq!(rig.state(job), JobState::Running, "it is renewed");
+        let _ = rig.memory.cancel(&owner().namespace, job, s(10));
+        rig.worker.cancel_is_requested(job);
+        eventually(s(5), "it is canceled", || rig.state(job) == JobState::Canceled).await;
+        until_quiet(&rig).await;
+    });
+    paused(async {
+        let (rig, job) = adopting(Some(s(50))).await;
+        let adopted = Instant::now();
+        rig.until_state(job, JobState::Failed).await;
+        assert!(adopted.elapsed() >= s(50) && adopted.elapsed() < s(53), "{:?}", adopted.elapsed());
+        assert_eq!(rig.view(job).failures, [0, 0, 1]);
+        until_quiet(&rig).await;
+    });
+    paused(async {
+        let (rig, job) = adopting(None).await;
+        let drained = rig.worker.drain(s(1)).await;
+        assert!(drained.is_clean(), "{drained:?}");
+        assert!(matches!(rig.state(job), JobState::Pending | JobState::Queued), "given back");
+        assert_eq!(rig.view(job).failures, [0, 0, 0]);
+    });
+}
+
+/// Cleaning up is what a cancel asks for: it goes on, and then the job ends CANCELED.
+#[test]
+fn a_cancel_does_not_break_a_cleaning_up_off() {
+    paused(async {
+        let memory = MemoryStore::new();
+        let job = container_left_behind(&memory).await;
+        let recover = Probe::answering_later(|message: RecoverContainer| async move {
+            tokio::select! {
+                reason = message.lease.stopped() => panic!("stopped: {reason:?}"),
+                () = tokio::time::sleep(2 * LEASE) => {}
+            }
+            Recovered::Lost { message: "stopped and removed".to_owned(), afterwards: None }
+        });
+        let run = Probe::answering(|_: RunContainer| WorkOutcome::Stopped);
+        let node = NodeAddress { run: run.recipient, recover: recover.recipient };
+        let mut settings = recovering(1);
+        settings.start_node = Box::new(move |_| Ok(node.clone()));
+        let rig = Rig::on(memory, settings, takes(s(1)));
+        eventually(s(60), "it is taken over", || rig.memory.past_leases(job).len() == 1).await;
+        let _ = rig.memory.cancel(&owner().namespace, job, LEASE);
+        rig.worker.cancel_is_requested(job);
+        rig.until_state(job, JobState::Canceled).await;
+        until_quiet(&rig).await;
+    });
+}
+
+/// A cleaning up that a drain breaks off leaves the job to others, at once; what it owns may still run.
+#[test]
+fn a_drain_breaks_a_cleaning_up_off_and_never_gives_the_job_itself_back() {
+    paused(async {
+        let memory = MemoryStore::new();
+        let job = container_left_behind(&memory).await;
+        let recover = Probe::answering_later(|message: RecoverContainer| async move {
+            message.lease.stopped().await;
+            Recovered::Stopped
+        });
+        let run = Probe::answering(|_: RunContainer| WorkOutcome::Stopped);
+        let node = NodeAddress { run: run.recipient, recover: recover.recipient };
+        let mut settings = recovering(1);
+        settings.start_node = Box::new(move |_| Ok(node.clone()));
+        let rig = Rig::on(memory, settings, takes(s(1)));
+        eventually(s(60), "it is taken over", || rig.memory.past_leases(job).len() == 1).await;
+        tokio::time::sleep(s(1)).await;
+        let drained = rig.worker.drain(s(1)).await;
+        assert!(drained.is_clean(), "{drained:?}");
+        assert_eq!(rig.state(job), JobState::Running);
+        assert!(rig.is_expired(job));
+    });
 }
 
 // ---------------------------------------------------------------------------------------------------

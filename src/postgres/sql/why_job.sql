@@ -3,6 +3,7 @@ select s.state, s.kind::text, s.route, s.workflow, s.generation, s.attempt, s.pr
        s.worker_id, s.node_id, s.granted_at, s.lease_expires_at, s.cancel_requested_at, s.ended_at, s.failure_code,
        w.state::text as workflow_state, w.generation as workflow_generation, w.overlap_serial, w.overlap_limit,
        last.how::text as last_how, last.failure_kind::text as last_kind, last.failure_code as last_code,
+       cleanup.cleanup_pending_since, cleanup.recovery_not_before,
        s.due_at <= now.clock as due, s.lease_expires_at <= now.clock as expired,
        extract(epoch from s.due_at - now.clock)::float8 as due_in_seconds,
        (select count(*) from leasehold.nodes n where n.namespace = $1) as nodes,
@@ -31,6 +32,11 @@ cross join lateral (
         where k.namespace = $1 and k.stopped_at is null and k.seen_at > now.clock - interval '30 seconds'
     ) k
 ) alive
+left join lateral (
+    -- Only where it was given up for now: otherwise `recovery_not_before` says nothing.
+    select l.cleanup_pending_since, l.recovery_not_before from leasehold.leases l
+    where l.job_id = s.job_id and l.cleanup_pending_since is not null and l.recovery_not_before > '-infinity'
+) cleanup on true
 left join leasehold.workflows w on w.namespace = s.namespace and w.name = s.workflow
 left join lateral (
     select h.how, h.failure_kind, h.failure_code from leasehold.lease_history h

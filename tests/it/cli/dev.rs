@@ -311,7 +311,7 @@ async fn a_second_dev_on_the_same_folder_is_refused_and_the_first_goes_on() {
 }
 
 #[tokio::test]
-async fn after_kill_9_the_next_dev_has_the_same_cluster_and_shows_what_was_running() {
+async fn after_kill_9_the_next_dev_has_the_same_cluster_and_takes_over_what_was_running() {
     let folder = Folder::new("kill");
     let (leasehold, engine) = on_shared_engine().await;
     let dev = Dev::start(&leasehold, &folder).await;
@@ -345,12 +345,22 @@ async fn after_kill_9_the_next_dev_has_the_same_cluster_and_shows_what_was_runni
     let next = Dev::start(&leasehold, &folder).await;
     assert!(next.said().contains("the same cluster"), "{}", next.said());
     assert!(next.said().contains("were RUNNING when dev was killed"), "{}", next.said());
-    let job = next.client().run(&["job", "show", &id, "--json"]).json();
-    assert_eq!(job["leases"].as_array().unwrap().len(), 1, "{job}");
+    let container = leasehold::protocol::domain::ContainerId::new(container).unwrap();
+    let client = next.client();
+    eventually(
+        Duration::from_secs(120),
+        "the lost lease is taken over and its container removed",
+        async || {
+            let job = client.run(&["job", "show", &id, "--json"]).json();
+            let taken = job["leases"].as_array().unwrap().iter().any(|lease| lease["how"] == "expired");
+            (taken && engine.engine.inspect(&container).await.unwrap().is_none()).then_some(())
+        },
+    )
+    .await;
+    client.run(&["job", "cancel", &id, "--wait"]);
+    assert_eq!(client.run(&["job", "show", &id, "--json"]).json()["state"], "CANCELED");
     assert_eq!(next.stop(), 0);
     folder.expect_nothing_running().await;
-    // The shared engine still has the container that nobody could stop any more.
-    let _ = engine.engine.remove(&leasehold::protocol::domain::ContainerId::new(container).unwrap()).await;
 }
 
 #[tokio::test]
