@@ -10,6 +10,7 @@ mod node_fence;
 mod orphans;
 mod outages;
 mod output;
+mod reaper;
 mod stopping;
 mod tls;
 mod versions;

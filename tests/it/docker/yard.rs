@@ -148,9 +148,10 @@ impl Yard {
         assert_eq!(ended, Ended::Released);
     }
 
-    /// Expires the lease of a job.
+    /// Expires the lease of a job, as one of two seconds that was renewed a little while ago.
     pub(super) async fn expire(&self, job: JobId) {
-        let sql = "update leasehold.leases set lease_expires_at = clock_timestamp() - interval '1 minute' where job_id = $1";
+        let sql = "update leasehold.leases set lease_ms = 2000,
+                       lease_expires_at = clock_timestamp() - interval '1 millisecond' where job_id = $1";
         assert_eq!(self.client.execute(sql, &[&job.0]).await.unwrap(), 1);
     }
 

@@ -10,3 +10,4 @@ pub mod proxy;
 pub mod rows;
 pub mod server;
 pub mod services;
+pub mod size;
