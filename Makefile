@@ -53,6 +53,12 @@ chaos-defects: ## The same with each of five defects switched on in the product:
 	CHAOS_DEFECTS=1 tests/services.sh run -- \
 		cargo test --locked --test it -- --exact chaos::every_defect_that_is_switched_on_is_reported --nocapture
 
+.PHONY: proof
+proof: ## The long forms of proofs that make test runs in a short form, with their figures
+	@.ci/needs.sh test
+	cargo build --locked --workspace --bins --examples
+	LEASEHOLD_TEST_LONG=1 tests/services.sh run -- cargo nextest run --locked --test it --no-capture -E 'test(docker::reaper::) | test(scenarios::frozen::)'
+
 .PHONY: doc
 doc: ## Documentation and its examples
 	RUSTDOCFLAGS="$(DENY)" cargo doc --locked --workspace --no-deps --quiet

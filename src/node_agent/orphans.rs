@@ -181,13 +181,29 @@ pub async fn pass(engine: &dyn ContainerEngine, store: &PgStore, domain: &Domain
         let orphan = judge(&container, standing.get(&container.job))?;
         Some((container, orphan))
     });
-    let removed: Vec<Option<Reaped>> = stream::iter(orphans)
+    let fates: Vec<Fate> = stream::iter(orphans)
         .map(|(container, orphan)| reap(engine, container, orphan))
         .buffer_unordered(AT_ONCE)
         .collect()
         .await;
-    let left = removed.iter().filter(|reaped| reaped.is_none()).count();
-    Ok(Pass { listed, reaped: removed.into_iter().flatten().collect(), left })
+    let mut done = Pass { listed, ..Pass::default() };
+    for fate in fates {
+        match fate {
+            Fate::Reaped(reaped) => done.reaped.push(reaped),
+            Fate::Gone => {}
+            Fate::Left => done.left += 1,
+        }
+    }
+    Ok(done)
+}
+
+/// What became of an orphan.
+enum Fate {
+    Reaped(Reaped),
+    /// Whoever had it has removed it since it was listed.
+    Gone,
+    /// The engine did not remove it.
+    Left,
 }
 
 /// A container of ours and what its labels say.
@@ -228,32 +244,39 @@ fn judge(container: &Labelled, standing: Option<&StandingClaim>) -> Option<Orpha
     attached.is_some_and(|attached| *attached != container.status.id).then_some(Orphan::Replaced)
 }
 
-/// Nothing when the engine did not remove it.
-async fn reap(engine: &dyn ContainerEngine, container: Labelled, orphan: Orphan) -> Option<Reaped> {
+async fn reap(engine: &dyn ContainerEngine, container: Labelled, orphan: Orphan) -> Fate {
     let name = container.name().to_owned();
-    if container.status.name == name {
-        mark(engine, &container.status, &name).await;
+    let there = if container.status.name == name {
+        mark(engine, &container.status, &name).await
+    } else {
+        !matches!(engine.inspect(&container.status.id).await, Ok(None))
+    };
+    // A job whose container was removed first and whose end was told after looks like this.
+    if !there {
+        return Fate::Gone;
     }
     match engine.remove(&container.status.id).await {
         Ok(()) => {}
-        Err(error) if error.kind == EngineErrorKind::NoSuchContainer => {}
+        Err(error) if error.kind == EngineErrorKind::NoSuchContainer => return Fate::Gone,
         Err(error) => {
             tracing::warn!(container = name, %error, "an orphan is not removed yet");
-            return None;
+            return Fate::Left;
         }
     }
     tracing::warn!(container = name, job = %container.job, epoch = %container.epoch, reason = %orphan, "removed an orphan");
-    Some(Reaped { name, job: container.job, epoch: container.epoch, orphan })
+    Fate::Reaped(Reaped { name, job: container.job, epoch: container.epoch, orphan })
 }
 
 /// Marks before anything ends the container. What follows is never more than a SIGKILL, so a mark that fails
-/// costs only the better word for it.
-pub(super) async fn mark(engine: &dyn ContainerEngine, status: &ContainerStatus, name: &str) {
+/// costs only the better word for it. False when there is no such container any more.
+pub(super) async fn mark(engine: &dyn ContainerEngine, status: &ContainerStatus, name: &str) -> bool {
     match timeout(MARK_LIMIT, engine.mark_stopped(&status.id, name)).await {
         Ok(Ok(())) => {}
+        Ok(Err(error)) if error.kind == EngineErrorKind::NoSuchContainer => return false,
         Ok(Err(error)) => tracing::debug!(container = name, %error, "not marked"),
         Err(_) => tracing::debug!(container = name, "no answer to the mark"),
     }
+    true
 }
 
 /// The task that makes the passes; it ends with this handle.
