@@ -214,10 +214,9 @@ async fn a_reaper_that_takes_a_takeover_for_a_claim_is_found_out() {
     let yard = Yard::at(&services::docker_endpoint(1)).await;
     let domain = yard.register().await;
     let replaced = HashMap::from([("node_claims", BY_EPOCH)]);
-    let wrong =
-        PgStore::connect_with(&yard.database.settings(), tokio::runtime::Handle::current(), replaced)
-            .await
-            .unwrap();
+    let wrong = PgStore::connect_with(&yard.database.settings(), tokio::runtime::Handle::current(), replaced)
+        .await
+        .unwrap();
     let taken = lost(&yard, 1, "sleep 600").await;
     let right = pass(&yard.engine.engine, &yard.store, &domain).await.unwrap();
     assert_eq!((right.listed, right.reaped.len()), (1, 0), "{right:?}");
