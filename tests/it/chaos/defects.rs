@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
+use super::{injectors::Fault, wire::Cut};
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Defect {
     /// The predicate looks at the token and not at the expiry.
@@ -46,6 +48,16 @@ impl Defect {
             Self::EpochKept => &["L4"],
             Self::RenewalsBelieved => &["L5"],
             Self::EarlyRecovery => &["L1"],
+        }
+    }
+
+    /// Faults that bring it to light: calls that arrive late, for the most part.
+    pub fn shown_by(self) -> Vec<Fault> {
+        match self {
+            Self::NoExpiryCheck => vec![Fault::Everybody(Cut::There)],
+            Self::NoTokenCheck => vec![Fault::Postgres(Cut::There)],
+            Self::RenewalsBelieved => vec![Fault::Postgres(Cut::BlackHole)],
+            Self::EpochKept | Self::EarlyRecovery => vec![Fault::KillWorker],
         }
     }
 

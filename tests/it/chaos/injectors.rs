@@ -33,6 +33,8 @@ pub enum Fault {
     FreezeNode,
     Postgres(Cut),
     Docker(Cut),
+    /// The same cut before every worker at once: whatever was on the way arrives late, and nobody has recovered it.
+    Everybody(Cut),
     Server(Shutdown),
     Daemon(usize),
 }
@@ -46,6 +48,7 @@ impl Fault {
             Self::FreezeNode => "node agent: SIGSTOP past its freshness, SIGCONT".to_owned(),
             Self::Postgres(cut) => format!("PostgreSQL network: {}", cut.name()),
             Self::Docker(cut) => format!("Docker network: {}", cut.name()),
+            Self::Everybody(cut) => format!("PostgreSQL network, all workers: {}", cut.name()),
             Self::Server(Shutdown::Fast) => "PostgreSQL server: fast restart".to_owned(),
             Self::Server(Shutdown::Immediate) => "PostgreSQL server: immediate restart".to_owned(),
             Self::Daemon(engine) => format!("Docker daemon {engine}: restart"),
@@ -54,8 +57,12 @@ impl Fault {
 }
 
 /// How often each kind shall hit.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Dose {
+    /// No others than these.
+    pub only: Option<Vec<Fault>>,
+    /// How long cuts before workers last, in milliseconds.
+    pub cuts: std::ops::Range<u64>,
     /// Each kind of process and network faults.
     pub each: usize,
     /// Of each way to restart the server.
@@ -70,6 +77,7 @@ pub struct Injection {
     pub members: Arc<Vec<Member>>,
     pub begun: Instant,
     pub length: Duration,
+    pub dose: Dose,
     /// Tries and hits.
     pub tally: Mutex<BTreeMap<Fault, (u32, u32)>>,
     pub freezes: Mutex<Vec<Freeze>>,
@@ -87,7 +95,8 @@ enum Victim {
 
 impl Injection {
     /// Plays a whole dose; ends when it is used up, or half as late again as planned.
-    pub async fn play(&self, seed: u64, dose: Dose) {
+    pub async fn play(&self, seed: u64) {
+        let dose = &self.dose;
         let mut dice = StdRng::seed_from_u64(seed);
         let mut lanes: Vec<(Victim, Vec<Fault>)> = Vec::new();
         let with = |roles: &[Role]| -> Vec<Victim> {
@@ -110,8 +119,14 @@ impl Injection {
             deck.shuffle(&mut dice);
         }
         lanes.extend(of_engines);
-        let servers = [Shutdown::Fast, Shutdown::Immediate].map(Fault::Server);
-        lanes.extend(deal(&mut dice, &[Victim::Server], &servers, dose.servers));
+        let mut of_all = [Shutdown::Fast, Shutdown::Immediate].map(Fault::Server).to_vec();
+        of_all.push(Fault::Everybody(Cut::There));
+        lanes.extend(deal(&mut dice, &[Victim::Server], &of_all, dose.servers));
+        if let Some(only) = &dose.only {
+            for (_, deck) in &mut lanes {
+                deck.retain(|fault| only.contains(fault));
+            }
+        }
 
         futures_util::future::join_all(
             lanes.into_iter().map(|(victim, deck)| self.lane(victim, deck, dice.random())),
@@ -187,8 +202,15 @@ impl Injection {
                 true
             }
             (Victim::Member(n), Fault::Postgres(cut)) => {
-                let length = span(1000, 7000);
+                let length = span(self.dose.cuts.start, self.dose.cuts.end);
                 self.members[n].wire.play(cut, length).await > 0
+            }
+            (Victim::Server, Fault::Everybody(cut)) => {
+                // Past the lease.
+                let length = span(5200, 6500);
+                let workers = self.members.iter().filter(|member| member.role != Role::Node);
+                let met = futures_util::future::join_all(workers.map(|member| member.wire.play(cut, length))).await;
+                met.into_iter().any(|met| met > 0)
             }
             (Victim::Engine(n), Fault::Docker(cut)) => {
                 let engine = &self.world.engines[n];

@@ -1,7 +1,7 @@
 //! The jobs of a run, by seed: each with the script of its work and the end that the script prescribes. Retry
 //! policies are so generous that no fault decides how a job ends.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, ops::Range, time::Duration};
 
 use leasehold::protocol::domain::{ContainerSpec, JobDefinition, NewJob, PullPolicy, RetryPolicy};
 use rand::{Rng, SeedableRng, rngs::StdRng};
@@ -38,12 +38,14 @@ pub struct Plan {
     probes: SocketAddr,
     /// Of a hundred jobs.
     containers: u32,
+    /// How long work takes, in milliseconds.
+    work: Range<u64>,
 }
 
 impl Plan {
-    pub fn new(seed: u64, ledger: &Ledger, containers: u32) -> Self {
+    pub fn new(seed: u64, ledger: &Ledger, containers: u32, work: Range<u64>) -> Self {
         let dice = StdRng::seed_from_u64(seed);
-        Self { dice, drawn: 0, seed, ledger: ledger.address, probes: ledger.probes, containers }
+        Self { dice, drawn: 0, seed, ledger: ledger.address, probes: ledger.probes, containers, work }
     }
 
     pub fn next(&mut self) -> Script {
@@ -59,7 +61,7 @@ impl Plan {
             10..20 => Outcome::Canceled,
             _ => Outcome::Completed,
         };
-        let ms = self.dice.random_range(300..4000_u64);
+        let ms = self.dice.random_range(self.work.clone());
         let (mut job, outcome) = match kind {
             Kind::Handler => (self.handler(&outcome, ms), outcome),
             Kind::Container => (self.container(&outcome, ms), outcome),

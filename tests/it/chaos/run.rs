@@ -35,6 +35,8 @@ pub struct Settings {
     pub rate: f64,
     /// Of a hundred jobs.
     pub containers: u32,
+    /// How long work takes, in milliseconds.
+    pub work: std::ops::Range<u64>,
     pub handlers: usize,
     pub runners: usize,
     pub engines: usize,
@@ -62,6 +64,7 @@ pub async fn run(settings: Settings) -> Report {
         members: Arc::clone(&members),
         begun: Instant::now(),
         length: settings.length,
+        dose: settings.dose.clone(),
         tally: Mutex::default(),
         freezes: Mutex::default(),
         outages: Mutex::default(),
@@ -71,7 +74,7 @@ pub async fn run(settings: Settings) -> Report {
     let keeping = tokio::spawn(revive(Arc::clone(&members), Arc::clone(&unasked)));
     let submitting =
         tokio::spawn(submit(settings.clone(), Arc::clone(&world), ledger.clone(), Arc::clone(&injection)));
-    injection.play(settings.seed, settings.dose).await;
+    injection.play(settings.seed).await;
     let accepted = submitting.await.unwrap();
     println!("chaos: {} jobs were accepted; waiting for rest", accepted.len());
 
@@ -147,8 +150,8 @@ async fn submit(
     ledger: Ledger,
     injection: Arc<Injection>,
 ) -> Vec<Accepted> {
-    let mut plan =
-        Plan::new(settings.seed, &ledger, if settings.engines == 0 { 0 } else { settings.containers });
+    let containers = if settings.engines == 0 { 0 } else { settings.containers };
+    let mut plan = Plan::new(settings.seed, &ledger, containers, settings.work.clone());
     let probes = settings.runners > 0;
     let mut accepted = Vec::new();
     let mut cancels = tokio::task::JoinSet::new();

@@ -66,6 +66,8 @@ impl Cut {
 pub struct Wire {
     pub port: u16,
     shared: Arc<Shared>,
+    /// One cut at a time.
+    playing: tokio::sync::Mutex<()>,
     accepting: tokio::task::AbortHandle,
 }
 
@@ -99,11 +101,12 @@ impl Wire {
             named: Mutex::default(),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&shared))).abort_handle();
-        Self { port, shared, accepting }
+        Self { port, shared, playing: tokio::sync::Mutex::default(), accepting }
     }
 
     /// Plays one cut and says how many requests or replies it met.
     pub async fn play(&self, cut: Cut, length: Duration) -> u64 {
+        let _alone = self.playing.lock().await;
         let shared = &self.shared;
         shared.affected.store(0, SeqCst);
         match cut {
