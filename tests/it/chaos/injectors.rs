@@ -209,7 +209,8 @@ impl Injection {
                 // Past the lease.
                 let length = span(5200, 6500);
                 let workers = self.members.iter().filter(|member| member.role != Role::Node);
-                let met = futures_util::future::join_all(workers.map(|member| member.wire.play(cut, length))).await;
+                let met =
+                    futures_util::future::join_all(workers.map(|member| member.wire.play(cut, length))).await;
                 met.into_iter().any(|met| met > 0)
             }
             (Victim::Engine(n), Fault::Docker(cut)) => {

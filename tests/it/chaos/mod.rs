@@ -114,7 +114,8 @@ fn finds(defect: Defect) {
     };
     let report = runtime().block_on(run(settings));
     println!("defect {}:\n{report}", defect.name());
-    let found = defect.breaks().iter().any(|invariant| !checker::violations(&report.findings, invariant).is_empty());
+    let found =
+        defect.breaks().iter().any(|invariant| !checker::violations(&report.findings, invariant).is_empty());
     assert!(found, "{} should break one of {:?}", defect.name(), defect.breaks());
 }
 

@@ -1,8 +1,8 @@
 //! A short history in which nothing is wrong, for forgeries to begin with.
 
 use super::history::{
-    Accepted, EndEvent, EndOp, History, Holder, Kind, LeaseEvent, Micros, Outcome, Past, PermitSample, Run, SECOND, Seen,
-    SlotSample, Writer,
+    Accepted, EndEvent, EndOp, History, Holder, Kind, LeaseEvent, Micros, Outcome, Past, PermitSample, Run,
+    SECOND, Seen, SlotSample, Writer,
 };
 
 const LEASE: Micros = 5 * SECOND;
