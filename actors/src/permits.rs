@@ -12,7 +12,8 @@
 //! ```
 //!
 //! There are two pools: one for what is claimed, and one on top of it that serves recovery only, so that a worker
-//! full of long jobs still recovers. They differ in what is asked for a permit ([`Ask`]); the states are the same.
+//! full of long jobs still recovers. They differ in what is asked for a permit ([`Ask`]); the states are the same. A
+//! recovery that turns into a run moves to the pool of the runs.
 //!
 //! A permit is a value with a drop guard. Dropped for whatever cause, a panic included, it goes to one of the
 //! two *awaiting* states; only an explicit word of the store makes it free, and not while its workload goes

@@ -216,7 +216,8 @@ impl RecoveryActor {
                 Handover::Active(permit) => {
                     tracing::info!(job = %grant.authority.job, epoch = %grant.authority.epoch,
                         claim_epoch = %takeover.claim_epoch, "took an expired lease over");
-                    LeaseActor::start_recovery(env, permit, asked, Arc::new(takeover), draining);
+                    let (takeover, runs) = (Arc::new(takeover), &self.parts.claimed);
+                    LeaseActor::start_recovery(env, permit, asked, takeover, runs, draining);
                 }
                 Handover::InHand => {}
                 Handover::Refused => put_off(env, takeover),

@@ -22,7 +22,7 @@ use crate::{
     domain::{JobKind, lease::Phase},
     jitter,
     leases::LeaseEnv,
-    permits::ActivePermit,
+    permits::{ActivePermit, Hands},
     ports::{End, RuntimeStanding, Takeover},
     runtime_node_actor::{Adoption, Afterwards, RecoverContainer, Recovered},
     work::{LeaseContext, WorkOutcome},
@@ -35,6 +35,8 @@ const PUT_OFF: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mi
 #[derive(Debug)]
 pub(super) struct Recovery {
     takeover: Arc<Takeover>,
+    /// The permits of what runs: an adopted container takes one of those.
+    runs: Hands,
     /// The container is followed on: from now on this is a run like any other.
     adopted: bool,
     found: Option<Recovered>,
@@ -50,11 +52,13 @@ impl LeaseActor {
         permit: ActivePermit,
         asked: Anchor,
         takeover: Arc<Takeover>,
+        runs: &Hands,
         give_back: bool,
     ) {
         let mut actor = Self::holding(env, permit, asked);
         actor.give_back = give_back || !owns_a_container(&takeover);
-        actor.recovery = Some(Recovery { takeover, adopted: false, found: None, afterwards: None });
+        let runs = runs.clone();
+        actor.recovery = Some(Recovery { takeover, runs, adopted: false, found: None, afterwards: None });
         let (job, epoch) = (actor.job(), actor.epoch());
         env.alive.enter(job, epoch, actor.start());
     }
@@ -73,22 +77,30 @@ impl LeaseActor {
         let recovery = self.recovery.as_ref()?;
         let (adopts, adopted) = oneshot::channel();
         ctx.spawn(adopted.into_actor(self).map(|adopted, act, ctx| {
-            if let Ok(Adoption { timeout }) = adopted {
-                act.adopted(timeout, ctx);
+            if let Ok(adoption) = adopted {
+                act.adopt(adoption, ctx);
             }
         }));
-        let unavailable = self.runtime_is_unavailable(&recovery.takeover);
+        let last_time = self.is_put_off_no_more(&recovery.takeover);
         let (env, takeover) = (Arc::clone(&self.env), Arc::clone(&recovery.takeover));
-        Some(async move { recover(&env, takeover, unavailable, lease, adopts).await })
+        Some(async move { recover(&env, takeover, last_time, lease, adopts).await })
     }
 
-    fn adopted(&mut self, timeout: Option<Duration>, ctx: &mut Context<Self>) {
+    /// A container can be followed on: from then on it takes a permit of the runs, since those of recovery serve
+    /// recovery only.
+    fn adopt(&mut self, adoption: Adoption, ctx: &mut Context<Self>) {
         let Some(recovery) = &mut self.recovery else { return };
-        recovery.adopted = true;
+        let moved = self.permit.as_mut().is_some_and(|permit| permit.move_to(&recovery.runs));
+        let has_room = moved && self.phase == Phase::Running;
+        recovery.adopted = has_room;
+        if adoption.has_room.send(has_room).is_err() || !has_room {
+            return;
+        }
+        let timeout = adoption.timeout;
         self.env.tally.containers_adopted.one();
         self.times_out = timeout.map(|left| Instant::now() + left);
         // A cancel that was not heeded until now is heeded at the next renewal: now.
-        if self.phase == Phase::Running && !self.renewals.pending {
+        if !self.renewals.pending {
             self.renew(ctx);
         }
         self.arm(ctx);
@@ -118,6 +130,7 @@ impl LeaseActor {
             Recovered::Lost { message, afterwards } => (Told::End(self.lost(message)), afterwards),
             Recovered::NotStarted => (Told::End(given_back("not_started")), None),
             Recovered::NotNow { reason } => (self.put_off(&reason), None),
+            Recovered::NoRoom => (Told::Postpone(jitter::about(PUT_OFF.0)), None),
             Recovered::Run(_) | Recovered::Stopped => return None,
         };
         if let Some(recovery) = &mut self.recovery {
@@ -166,7 +179,7 @@ impl LeaseActor {
     /// Not now: for longer, the longer it goes on like that; or, at last, as one that cannot be cleaned up.
     fn put_off(&self, reason: &str) -> Told {
         let Some(recovery) = &self.recovery else { return Told::Postpone(PUT_OFF.0) };
-        if self.runtime_is_unavailable(&recovery.takeover) {
+        if self.is_put_off_no_more(&recovery.takeover) {
             return Told::End(self.lost(format!("its container could not be cleaned up: {reason}")));
         }
         let pending = recovery.takeover.cleanup_pending_for.unwrap_or_default();
@@ -176,7 +189,8 @@ impl LeaseActor {
         Told::Postpone(delay)
     }
 
-    fn runtime_is_unavailable(&self, takeover: &Takeover) -> bool {
+    /// Its runtime counts as unavailable, as the store says or because its cleanup has been pending for too long.
+    fn is_put_off_no_more(&self, takeover: &Takeover) -> bool {
         takeover.runtime == RuntimeStanding::Unavailable
             || takeover.cleanup_pending_for.is_some_and(|pending| pending >= self.env.recovery.give_up)
     }
@@ -194,7 +208,7 @@ fn given_back(reason: &'static str) -> End {
 async fn recover(
     env: &LeaseEnv,
     takeover: Arc<Takeover>,
-    unavailable: bool,
+    last_time: bool,
     lease: LeaseContext,
     adopts: oneshot::Sender<Adoption>,
 ) -> Recovered {
@@ -206,7 +220,7 @@ async fn recover(
         Err(error) => return Recovered::NotNow { reason: error.to_string() },
     };
     let name = placement.node.clone();
-    let message = RecoverContainer { lease, takeover, unavailable, adopts };
+    let message = RecoverContainer { lease, takeover, last_time, adopts };
     match node.recover.send(message).await {
         Ok(recovered) => recovered,
         Err(error) => Recovered::NotNow {

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-use super::{Ask, Held, Pool, Replays};
+use super::{Ask, Hands, Held, Pool, Replays};
 use crate::{
     domain::JobId,
     fence::Entry,
@@ -160,6 +160,26 @@ impl ActivePermit {
         if let Some(held) = self.pool.lock().held.get_mut(&self.grant.authority.job) {
             held.work = Some(work);
         }
+    }
+
+    /// Moves the job under a permit of the other pool, if one is free there; this one becomes free.
+    pub fn move_to(&mut self, other: &Hands) -> bool {
+        let job = self.grant.authority.job;
+        let mut target = other.pool.lock();
+        if target.free() == 0 || target.held.contains_key(&job) {
+            return false;
+        }
+        let grant = Arc::clone(&self.grant);
+        target.held.insert(job, Held { grant, work: None, reconciling: false });
+        drop(target);
+        let mut state = self.pool.lock();
+        let work = state.held.remove(&job).and_then(|held| held.work);
+        self.pool.after_free(state);
+        self.pool = Arc::clone(&other.pool);
+        if let Some(work) = work {
+            self.works(work);
+        }
+        true
     }
 
     /// The store has said that this grant is over. With a workload that still goes on, the permit awaits

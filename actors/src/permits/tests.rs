@@ -90,6 +90,32 @@ fn a_job_whose_work_goes_on_under_one_pool_is_not_handed_over_by_the_other() {
     assert!(hands_over(), "it is over, and only its report is awaited");
 }
 
+/// A recovery that has turned into a run is no recovery any more.
+#[test]
+fn a_permit_moves_to_the_other_pool_only_if_one_is_free_there() {
+    let claimed = Permits::new(1);
+    let recovering: Permits<OpenClaim> = Permits::beside(1, &claimed);
+    let mut taken = recovering.reserve(1, claim).expect("one is free");
+    let Handover::Active(mut permit) = taken.grant(&grant(1, 1)) else { panic!("not handed over") };
+    taken.settle();
+    let watch = watch(1);
+    permit.works(Arc::clone(watch.entry()));
+    let work = watch.entry().hold();
+
+    let other = active(&claimed, 2);
+    assert!(!permit.move_to(&claimed), "it is full");
+    assert_eq!((recovering.counts().active, claimed.counts().active), (1, 1));
+    other.free();
+    assert!(permit.move_to(&claimed));
+    assert_eq!((recovering.counts().free, claimed.counts().active), (1, 1));
+
+    permit.free();
+    assert_eq!(claimed.free(), 0, "its work goes on");
+    drop(work);
+    claimed.take_unreconciled().expect("to be found out").free();
+    assert_eq!((recovering.free(), claimed.free()), (1, 1));
+}
+
 #[test]
 fn a_permit_is_not_freed_while_its_workload_goes_on() {
     let permits = Permits::new(1);

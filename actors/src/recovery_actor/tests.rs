@@ -213,7 +213,7 @@ fn a_job_that_cannot_be_cleaned_up_does_not_delay_the_others() {
         let stuck = container_left_behind(&memory).await;
         let others = left_behind(&memory, 10, true).await;
         let (node, asked) = node_that_finds(|message| {
-            if message.unavailable {
+            if message.last_time {
                 return Recovered::Lost { message: "it is unavailable".to_owned(), afterwards: None };
             }
             Recovered::NotNow { reason: "the engine says no".to_owned() }
@@ -490,7 +490,11 @@ fn what_a_recovery_found_is_what_the_store_is_told() {
 fn node_that_adopts(timeout: Option<Duration>) -> NodeAddress {
     let recover = Probe::answering_later(move |message: RecoverContainer| async move {
         tokio::time::sleep(s(2)).await;
-        message.adopts.send(Adoption { timeout }).expect("its LeaseActor waits");
+        let (has_room, room) = tokio::sync::oneshot::channel();
+        message.adopts.send(Adoption { timeout, has_room }).expect("its LeaseActor waits");
+        if !room.await.expect("it answers") {
+            return Recovered::NoRoom;
+        }
         message.lease.stopped().await;
         tokio::time::sleep(s(1)).await;
         Recovered::Run(WorkOutcome::Stopped)
@@ -504,7 +508,7 @@ async fn adopting(timeout: Option<Duration>) -> (Rig, JobId) {
     let job = container_left_behind(&memory).await;
     let node = node_that_adopts(timeout);
     let mut settings = recovering(1);
-    settings.concurrency = 0;
+    settings.concurrency = 1;
     settings.start_node = Box::new(move |_| Ok(node.clone()));
     let rig = Rig::on(memory, settings, takes(s(1)));
     eventually(s(60), "it is adopted", || rig.worker.health().tally.containers_adopted == 1).await;
@@ -518,6 +522,7 @@ fn an_adopted_run_is_a_run_like_any_other() {
         let (rig, job) = adopting(None).await;
         tokio::time::sleep(10 * LEASE).await;
         assert_eq!(rig.state(job), JobState::Running, "it is renewed");
+        assert_eq!((rig.permits().active, in_recovery(&rig)), (1, 0), "and takes no permit of recovery");
         let _ = rig.memory.cancel(&owner().namespace, job, s(10));
         rig.worker.cancel_is_requested(job);
         eventually(s(5), "it is canceled", || rig.state(job) == JobState::Canceled).await;
@@ -537,6 +542,35 @@ fn an_adopted_run_is_a_run_like_any_other() {
         assert!(drained.is_clean(), "{drained:?}");
         assert!(matches!(rig.state(job), JobState::Pending | JobState::Queued), "given back");
         assert_eq!(rig.view(job).failures, [0, 0, 0]);
+    });
+}
+
+/// A worker without room for a run leaves the container alone, for as long as it takes, and recovers others.
+#[test]
+fn a_full_worker_adopts_only_when_it_has_room() {
+    paused(async {
+        let memory = MemoryStore::new();
+        let adoptable = container_left_behind(&memory).await;
+        let lost = left_behind(&memory, 3, true).await;
+        submit(&memory);
+        let node = node_that_adopts(None);
+        let mut settings = recovering(1);
+        settings.concurrency = 1;
+        settings.start_node = Box::new(move |_| Ok(node.clone()));
+        // Longer than a recovery is put off at most.
+        let rig = Rig::on(memory, settings, takes(s(900)));
+        eventually(s(5), "it is full", || rig.permits().active == 1).await;
+        let recovered = |job: &JobId| rig.memory.past_leases(*job).len() >= 2;
+        eventually(s(90), "the others are recovered", || lost.iter().all(recovered)).await;
+        for job in lost {
+            let _ = rig.memory.cancel(&owner().namespace, job, s(1));
+        }
+        assert_eq!(rig.worker.health().tally.containers_adopted, 0);
+        tokio::time::sleep(s(700)).await;
+        assert_eq!(rig.state(adoptable), JobState::Running);
+        eventually(s(1200), "it is adopted at last", || rig.worker.health().tally.containers_adopted == 1)
+            .await;
+        assert_eq!(in_recovery(&rig), 0);
     });
 }
 

@@ -4,11 +4,11 @@
 //! |---|---|
 //! | the engine does not answer, or answers with an error | nothing yet: the recovery is put off |
 //! | another engine under that endpoint | nothing is touched: put off, until its node is lost |
-//! | the runtime is unavailable | one bounded attempt to kill; a loss |
+//! | the runtime is unavailable, or the recovery was put off for too long | one bounded attempt to kill; a loss |
 //! | no container was attached | what carries the job's labels and an older epoch is removed; a loss |
 //! | none | a loss |
 //! | created | removed; given back: nothing has run |
-//! | running, paused | followed on, if the job says `on_orphan: adopt` and it is well; otherwise marked, stopped, its output stored, removed; a loss |
+//! | running, paused | followed on, if the job says `on_orphan: adopt` and it is well (left alone for now, where this worker has no room for a run); otherwise marked, stopped, its output stored, removed; a loss |
 //! | exited by itself | its output is stored, its outcome reported, then it is removed |
 //! | exited, not by itself | its output is stored, a loss reported, then it is removed |
 //! | dead, being removed | removed by force; a loss |
@@ -36,7 +36,9 @@ use super::{
 use crate::{
     domain::{ContainerId, Epoch, Failure, FailureKind, OnOrphan},
     error::{EngineError, EngineErrorKind},
-    ports::{ContainerEngine, ContainerState, ContainerStatus, LogOffsets, StoredLogs, Takeover},
+    ports::{
+        ContainerEngine, ContainerState, ContainerStatus, LogOffsets, RuntimeStanding, StoredLogs, Takeover,
+    },
     work::{LeaseCallError, LeaseContext, WorkOutcome},
 };
 
@@ -61,17 +63,19 @@ pub struct RecoverContainer {
     pub lease: LeaseContext,
     /// What was taken over.
     pub takeover: Arc<Takeover>,
-    /// The runtime counts as unavailable.
-    pub unavailable: bool,
-    /// Told when the container is followed on instead of being stopped.
+    /// The recovery is put off no more: what the engine does not do now is given up.
+    pub last_time: bool,
+    /// Asked when the container could be followed on instead of being stopped.
     pub adopts: oneshot::Sender<Adoption>,
 }
 
-/// From now on the container's run goes on under the new lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The container's run could go on under the new lease.
+#[derive(Debug)]
 pub struct Adoption {
     /// How much longer it may run; none is no limit.
     pub timeout: Option<Duration>,
+    /// The answer: whether the worker has room for a run.
+    pub has_room: oneshot::Sender<bool>,
 }
 
 /// What became of a container.
@@ -98,6 +102,8 @@ pub enum Recovered {
         /// Why, for people.
         reason: String,
     },
+    /// It is well and to be followed on, and this worker has no room for a run.
+    NoRoom,
     /// It was followed on to its end, and this is its outcome.
     Run(WorkOutcome),
     /// The recovery was told to stop. What it was about may still be there.
@@ -146,7 +152,7 @@ struct Recovery {
 
 /// Recovers a container.
 pub(super) async fn recover(node: Arc<Node>, message: RecoverContainer) -> Recovered {
-    let RecoverContainer { lease, takeover, unavailable, adopts } = message;
+    let RecoverContainer { lease, takeover, last_time, adopts } = message;
     let (fleet, at) = (node.settings.fleet, &node.placement.node);
     let plan = match plan::plan_of_claim(fleet, at, &takeover.grant, takeover.claim_epoch) {
         Ok(plan) => plan,
@@ -165,7 +171,7 @@ pub(super) async fn recover(node: Arc<Node>, message: RecoverContainer) -> Recov
     let next = tokio::select! {
         biased;
         _ = lease.stopped() => Ok(Next::Done(Recovered::Stopped)),
-        next = recovery.clean_up(unavailable) => next,
+        next = recovery.clean_up(last_time) => next,
     };
     match next {
         Ok(Next::Done(recovered)) => recovered,
@@ -177,10 +183,20 @@ pub(super) async fn recover(node: Arc<Node>, message: RecoverContainer) -> Recov
 }
 
 impl Recovery {
-    async fn clean_up(&self, unavailable: bool) -> Result<Next, Trouble> {
-        if unavailable {
+    async fn clean_up(&self, last_time: bool) -> Result<Next, Trouble> {
+        if self.takeover.runtime == RuntimeStanding::Unavailable {
             return self.last_attempt().await;
         }
+        match self.clean_up_by_the_table().await {
+            Err(Trouble::Engine(error)) if last_time => {
+                tracing::warn!(job = %self.takeover.grant.authority.job, %error, "given up: one last attempt");
+                self.last_attempt().await
+            }
+            done => done,
+        }
+    }
+
+    async fn clean_up_by_the_table(&self) -> Result<Next, Trouble> {
         self.check_engine().await?;
         match &self.takeover.container {
             None => self.clean_up_unattached().await,
@@ -244,13 +260,19 @@ impl Recovery {
     }
 
     async fn follow(&self, run: &Arc<Run>, id: &ContainerId, adopts: oneshot::Sender<Adoption>) -> Recovered {
+        let (has_room, room) = oneshot::channel();
+        // A LeaseActor that is gone answers nothing, and its lease is lost.
+        let _ = adopts.send(Adoption { timeout: self.takeover.timeout_left, has_room });
+        match room.await {
+            Ok(true) => {}
+            Ok(false) => return Recovered::NoRoom,
+            Err(_) => return Recovered::Stopped,
+        }
         tracing::info!(container = %run.plan.name, job = %self.takeover.grant.authority.job,
             "following the container of a lost lease on");
         run.switch.started(id);
         let grace = run.stop_grace() + run.limits().tidy;
         let guard = run.lease.guard_container(run.switch.clone(), grace);
-        // A LeaseActor that is gone has told the run by its lease.
-        let _ = adopts.send(Adoption { timeout: self.takeover.timeout_left });
         Recovered::Run(run.follow(id, guard).await)
     }
 

@@ -14,7 +14,7 @@ use crate::{
     domain::{CommandId, ContainerSpec, FailureKind, OnOrphan, ProcessId, WorkerId},
     error::EngineErrorKind,
     fence::{Terms, Watch},
-    ports::{Claimant, ContainerState, LeaseStore, LogStream, RecoverRequest, Takeover},
+    ports::{Claimant, ContainerState, LeaseStore, LogStream, RecoverRequest, RuntimeStanding, Takeover},
     runtime_node_actor::{Adoption, RecoverContainer, Recovered, recover},
     testing::{Call, Fate, FlakyStore, OnStop, Operation, Script, ScriptedEngine, StoreHarness, Trouble},
     work::{LeaseContext, StopReason, WorkOutcome},
@@ -98,10 +98,14 @@ impl Taken {
         Self { takeover: Arc::new(takeover), watch, flaky, lease }
     }
 
-    fn start(&self, bed: &Bed, unavailable: bool) -> (JoinHandle<Recovered>, oneshot::Receiver<Adoption>) {
+    async fn unavailable(bed: &Bed) -> Self {
+        Self::with(bed, |takeover| takeover.runtime = RuntimeStanding::Unavailable).await
+    }
+
+    fn start(&self, bed: &Bed, last_time: bool) -> (JoinHandle<Recovered>, oneshot::Receiver<Adoption>) {
         let (adopts, adopted) = oneshot::channel();
         let (lease, takeover) = (self.lease.clone(), Arc::clone(&self.takeover));
-        let message = RecoverContainer { lease, takeover, unavailable, adopts };
+        let message = RecoverContainer { lease, takeover, last_time, adopts };
         (tokio::spawn(recover::recover(bed.node(), message)), adopted)
     }
 
@@ -109,6 +113,13 @@ impl Taken {
         let (work, _adopted) = self.start(bed, false);
         work.await.expect("it does not panic")
     }
+}
+
+/// Lets the container be followed on; answers how much longer it may run.
+async fn granted(adopted: oneshot::Receiver<Adoption>) -> Option<Duration> {
+    let Adoption { timeout, has_room } = adopted.await.expect("it asks");
+    has_room.send(true).expect("it waits for the answer");
+    timeout
 }
 
 async fn recovered(bed: &Bed) -> Recovered {
@@ -380,10 +391,8 @@ async fn another_engine_under_the_endpoint_is_left_alone() {
     let bed = lost_while_running(engine(obedient())).await;
     let before = touched(&bed.engine);
     bed.engine.become_another("ANOTHER");
-    let taken = Taken::of(&bed).await;
-    assert_put_off(&taken.recovered(&bed).await, "ANOTHER");
-    let (work, _) = taken.start(&bed, true);
-    assert_lost(&work.await.expect("it does not panic"), "ANOTHER");
+    assert_put_off(&recovered(&bed).await, "ANOTHER");
+    assert_lost(&Taken::unavailable(&bed).await.recovered(&bed).await, "ANOTHER");
     assert_eq!(touched(&bed.engine), before);
     assert!(bed.engine.is_running());
 }
@@ -392,8 +401,7 @@ async fn another_engine_under_the_endpoint_is_left_alone() {
 async fn on_an_unavailable_runtime_one_attempt_is_made_and_the_job_is_not_held_up() {
     // It answers after all.
     let bed = lost_while_running(engine(Script::hangs())).await;
-    let (work, _) = Taken::of(&bed).await.start(&bed, true);
-    assert_lost(&work.await.expect("it does not panic"), "is removed");
+    assert_lost(&Taken::unavailable(&bed).await.recovered(&bed).await, "is removed");
     assert!(bed.engine.containers().is_empty());
     // It does not.
     for silent in [false, true] {
@@ -403,12 +411,25 @@ async fn on_an_unavailable_runtime_one_attempt_is_made_and_the_job_is_not_held_u
         } else {
             bed.engine.go_down();
         }
-        let taken = Taken::of(&bed).await;
+        let taken = Taken::unavailable(&bed).await;
         let before = Instant::now();
-        let (work, _) = taken.start(&bed, true);
-        assert_lost(&work.await.expect("it does not panic"), "is unavailable");
+        assert_lost(&taken.recovered(&bed).await, "is unavailable");
         assert!(before.elapsed() <= 11 * SECOND, "{:?}", before.elapsed());
     }
+}
+
+/// What has been put off for too long is still cleaned up if the engine lets us, and given up if not.
+#[tokio::test(start_paused = true)]
+async fn the_last_time_is_tried_by_the_table_first_and_put_off_no_more() {
+    let bed = lost_while_running(engine(obedient())).await;
+    let (work, _adopted) = Taken::of(&bed).await.start(&bed, true);
+    assert_lost(&work.await.expect("it does not panic"), "let its lease expire");
+    let refuses = Trouble::Fails(EngineErrorKind::Engine, "the storage driver says no");
+    let bed = lost_while_running(engine(Script::hangs()).trouble(Call::Remove, refuses)).await;
+    bed.engine.make_trouble(Call::Inspect, refuses);
+    let (work, _adopted) = Taken::of(&bed).await.start(&bed, true);
+    assert_lost(&work.await.expect("it does not panic"), "the storage driver says no");
+    assert!(!bed.engine.is_running(), "it was killed all the same");
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -466,7 +487,7 @@ async fn an_adopted_container_runs_on_to_its_own_end() {
         sleep(10 * SECOND).await;
         let taken = Taken::of(&bed).await;
         let (work, adopted) = taken.start(&bed, false);
-        assert_eq!(adopted.await, Ok(Adoption { timeout: None }));
+        assert_eq!(granted(adopted).await, None);
         let found = work.await.expect("it does not panic");
         let Recovered::Run(outcome) = found else { panic!("{found:?}") };
         match code {
@@ -488,7 +509,7 @@ async fn an_adopted_container_can_be_stopped() {
         let bed = adoptable(engine(obedient())).await;
         let taken = Taken::of(&bed).await;
         let (work, adopted) = taken.start(&bed, false);
-        adopted.await.expect("adopted");
+        granted(adopted).await;
         sleep(5 * SECOND).await;
         taken.watch.stop(reason, Some(13 * SECOND));
         let found = work.await.expect("it does not panic");
@@ -507,13 +528,13 @@ async fn an_adoption_can_be_adopted() {
     for _ in 0..3 {
         let taken = Taken::of(&bed).await;
         let (work, adopted) = taken.start(&bed, false);
-        adopted.await.expect("adopted");
+        granted(adopted).await;
         sleep(20 * SECOND).await;
         work.abort();
     }
     let taken = Taken::of(&bed).await;
     let (work, adopted) = taken.start(&bed, false);
-    adopted.await.expect("adopted");
+    granted(adopted).await;
     let found = work.await.expect("it does not panic");
     assert!(matches!(found, Recovered::Run(WorkOutcome::Completed { .. })), "{found:?}");
     let all: String = (0..90).map(|n| format!("{n}\n")).collect();
@@ -540,12 +561,28 @@ async fn what_is_not_well_or_not_wanted_any_more_is_not_adopted() {
     }
 }
 
+/// It runs on, unwatched, until somebody has room for it; its end is noticed all the same.
+#[tokio::test(start_paused = true)]
+async fn without_room_for_a_run_an_adoptable_container_is_left_alone() {
+    let bed = adoptable(engine(obedient())).await;
+    let before = touched(&bed.engine);
+    let taken = Taken::of(&bed).await;
+    let (work, adopted) = taken.start(&bed, true);
+    adopted.await.expect("it asks").has_room.send(false).expect("it waits for the answer");
+    assert!(matches!(work.await.expect("it does not panic"), Recovered::NoRoom));
+    assert!(bed.engine.is_running() && taken.watch.entry().stop_reason().is_none());
+    assert_eq!(touched(&bed.engine), before);
+    bed.engine.end_all(0);
+    let found = recovered(&bed).await;
+    assert!(matches!(found, Recovered::Ended { .. }), "{found:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_adopted_run_keeps_the_rest_of_its_timeout() {
     let bed = adoptable(engine(obedient())).await;
     let left = Some(7 * SECOND);
     let taken = Taken::with(&bed, |takeover| takeover.timeout_left = left).await;
     let (work, adopted) = taken.start(&bed, false);
-    assert_eq!(adopted.await, Ok(Adoption { timeout: left }));
+    assert_eq!(granted(adopted).await, left);
     work.abort();
 }
