@@ -70,6 +70,18 @@ bench: ## The benchmark of docs/benchmarks.md, on a private PostgreSQL
 	cargo build --locked --release
 	tests/services.sh run -- bash -c 'export DATABASE_URL=$$LEASEHOLD_TEST_DATABASE_URL; target/release/leasehold migrate && target/release/leasehold bench'
 
+.PHONY: bench-recovery
+bench-recovery: ## The figures of recovery of docs/benchmarks.md, on a private PostgreSQL
+	@.ci/needs.sh test
+	cargo build --locked --release
+	tests/services.sh run -- bash -c 'export DATABASE_URL=$$LEASEHOLD_TEST_DATABASE_URL; target/release/leasehold migrate && target/release/leasehold bench --recovery'
+
+.PHONY: proof-gates
+proof-gates: ## Sixteen claimers against one slot and against one serial workflow, a thousand rounds each
+	@.ci/needs.sh test
+	LEASEHOLD_GATE_ROUNDS=1000 tests/services.sh run -- cargo test --locked --test it -- --nocapture \
+		one_slot_never_holds_two_containers a_serial_workflow_never_runs_twice_at_once
+
 .PHONY: clean
 clean: ## Remove what was built, and stop the tests' services
 	-tests/services.sh stop

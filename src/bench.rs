@@ -9,6 +9,8 @@
 //! | pick-up | call of submit → handler entered, one job at a time, idle worker |
 //! | bare | call of submit → NOTIFY → answer of the claim statement, on plain connections |
 //!
+//! [`recovery`] measures recovery instead.
+//!
 //! Every run works in a namespace of its own, `bench-…`, and removes it when it ends, also after Ctrl-C.
 //! Nothing is analyzed, vacuumed or tuned in between. The write-ahead log is the whole server's: on a server
 //! with other work the bytes per job are too high.
@@ -18,6 +20,7 @@ mod fixture;
 mod latency;
 
 mod raw;
+pub mod recovery;
 mod report;
 mod server;
 mod stats;

@@ -399,8 +399,9 @@ pub struct RecoverRequest {
 pub struct RecoverAnswer {
     /// What was taken over, the oldest expiry first. (A repeat: those of the recorded ones that are still live.)
     pub takeovers: Vec<Takeover>,
-    /// Time until the next lease expires, or until the next one that was given up for a while may be tried
-    /// again; none when there is no such lease.
+    /// Time until the next look is worth while: never later than the next expiry, or than the time of the next lease
+    /// that was given up for a while, but perhaps earlier where those are far (15 s or more); none when there is no
+    /// lease.
     pub next_expiry: Option<Duration>,
     /// How many expired leases this pass left behind, whatever the reason.
     pub backlog: u64,

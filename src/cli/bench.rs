@@ -6,7 +6,10 @@ use super::{
     store,
 };
 use crate::{
-    bench::{self, BenchError, BenchOptions},
+    bench::{
+        self, BenchError, BenchOptions, BenchReport,
+        recovery::{RecoveryOptions, RecoveryReport},
+    },
     config::Effective,
     worker::StopSignals,
 };
@@ -21,6 +24,11 @@ use crate::{
 pub(super) struct Args {
     #[command(flatten)]
     options: BenchOptions,
+    /// Measure recovery instead: looks at many live leases, and thousands that expire at once while others claim
+    #[arg(long)]
+    recovery: bool,
+    #[command(flatten)]
+    recovery_options: RecoveryOptions,
     /// One JSON object with all figures
     #[arg(long)]
     json: bool,
@@ -31,15 +39,27 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
     let report = store::runtime()?.block_on(async {
         let signals = StopSignals::listen()?;
         let progress = |step: &str| note(step);
+        if args.recovery {
+            let (options, rounds) = (&args.recovery_options, args.options.rounds);
+            let figures =
+                Box::pin(bench::recovery::run(&database, options, rounds, &progress, signals.first()));
+            return figures.await.map(Figures::Recovery).map_err(CliError::from);
+        }
         let figures = Box::pin(bench::run(&database, &args.options, &progress, signals.first()));
-        figures.await.map_err(CliError::from)
+        figures.await.map(|report| Figures::Cycle(Box::new(report))).map_err(CliError::from)
     })?;
-    if args.json {
-        output::json(&report)?;
-    } else {
-        output::line(&report.to_string())?;
+    match report {
+        Figures::Cycle(report) if args.json => output::json(&report)?,
+        Figures::Cycle(report) => output::line(&report.to_string())?,
+        Figures::Recovery(report) if args.json => output::json(&report)?,
+        Figures::Recovery(report) => output::line(&report.to_string())?,
     }
     Ok(Exit::Ok)
+}
+
+enum Figures {
+    Cycle(Box<BenchReport>),
+    Recovery(RecoveryReport),
 }
 
 impl From<BenchError> for CliError {

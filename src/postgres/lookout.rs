@@ -26,6 +26,8 @@ const OPERATION: &str = "recover";
 
 /// How long the findings of one look are handed out.
 const GOOD_FOR: Duration = Duration::from_secs(1);
+/// How far ahead a look sees; as in its statement.
+const HORIZON: Duration = Duration::from_secs(15);
 /// The most leases that one look brings.
 const MOST: i64 = 10_000;
 
@@ -71,12 +73,14 @@ impl Lookout {
         let row = rows.first().ok_or_else(|| error::garbled(OPERATION, "no row"))?;
         let expired: i64 = row.try_get(0).map_err(garbled)?;
         let next: Option<i64> = row.try_get(2).map_err(garbled)?;
+        // What expires later was not looked at more closely.
+        let horizon = row.try_get::<_, bool>(4).map_err(garbled)?.then_some(HORIZON);
         Ok(Self {
             looked,
             clock: row.try_get(3).map_err(garbled)?,
             expired: u64::try_from(expired).unwrap_or(0),
             oldest: row.try_get(1).map_err(garbled)?,
-            next: next.map(micros),
+            next: horizon.map(|horizon| next.map_or(horizon, |next| micros(next).min(horizon))),
             candidates: VecDeque::new(),
         })
     }

@@ -4,7 +4,8 @@
 select l.job_id, l.lease_expires_at
 from leasehold.leases l
 left join leasehold.nodes n on n.namespace = l.namespace and n.node_id = l.node_id
-where l.lease_expires_at <= now() and l.recovery_not_before <= now() and l.namespace = $1
+-- What is computed once is compared first: this reads every lease.
+where l.lease_expires_at <= (select now()) and l.recovery_not_before <= (select now()) and l.namespace = $1
   and l.job_id <> all ($2::bigint[])
   and (select f.recovery_held_until <= now() from leasehold.fleet f)
   -- Of a node that has been silent for less than its time, they are left for later.

@@ -270,6 +270,11 @@ async fn a_store_that_lacks_a_comparison_is_found_out() {
     }
 }
 
+/// How many jobs go through each gate, one after the other; `make proof-gates` asks for a thousand.
+fn rounds(usual: usize) -> usize {
+    std::env::var("LEASEHOLD_GATE_ROUNDS").map_or(usual, |asked| asked.parse().expect("a number"))
+}
+
 /// Runs jobs of a workflow through many claimers, and returns the most that ran at once.
 async fn most_at_once(
     database: &TestDatabase,
@@ -314,7 +319,8 @@ async fn most_at_once(
             }
         })
     });
-    let finished = tokio::time::timeout(Duration::from_secs(50), join_all(workers)).await;
+    let patience = Duration::from_secs(50) + Duration::from_secs(1) * u32::try_from(jobs).unwrap();
+    let finished = tokio::time::timeout(patience, join_all(workers)).await;
     let finished = finished.unwrap_or_else(|_| panic!("{} of {jobs} done", done.load(Ordering::SeqCst)));
     finished.into_iter().for_each(|worker| worker.unwrap());
     dispatching.abort();
@@ -339,7 +345,8 @@ async fn a_serial_workflow_never_runs_twice_at_once() {
     let database = TestDatabase::create().await;
     workflow(&database.client().await, "1", true).await;
     let store = database.store().await;
-    for _ in 0..40 {
+    let rounds = rounds(40);
+    for _ in 0..rounds {
         store.submit(&NewJob::of_workflow("etl")).await.unwrap();
     }
     let last = Arc::new(AtomicI64::new(0));
@@ -349,7 +356,7 @@ async fn a_serial_workflow_never_runs_twice_at_once() {
             assert!(before < job.0, "{job} ran after {before}");
         }
     };
-    let most = most_at_once(&database, 16, 40, Arc::from([Route::handler("work")]), in_turn).await;
+    let most = most_at_once(&database, 16, rounds, Arc::from([Route::handler("work")]), in_turn).await;
     assert_eq!(most, 1);
 }
 
@@ -391,10 +398,11 @@ async fn one_slot_never_holds_two_containers() {
     let client = database.client().await;
     node(&client, "n1", 1).await;
     let store = database.store().await;
-    for _ in 0..60 {
+    let rounds = rounds(60);
+    for _ in 0..rounds {
         store.submit(&container_job()).await.unwrap();
     }
-    let most = most_at_once(&database, 16, 60, Arc::from([Route::container()]), |_| {}).await;
+    let most = most_at_once(&database, 16, rounds, Arc::from([Route::container()]), |_| {}).await;
     assert_eq!(most, 1);
     let left: i64 = client.query_one("select count(*) from leasehold.node_slots", &[]).await.unwrap().get(0);
     assert_eq!(left, 0);

