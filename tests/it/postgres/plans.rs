@@ -210,6 +210,14 @@ async fn assert_by_key(client: &Client, when: &str) {
     }
 }
 
+/// No session but the test's own looks at these tables.
+async fn without_autovacuum(client: &Client) {
+    for table in GROWING {
+        let off = format!("alter table leasehold.{table} set (autovacuum_enabled = off)");
+        client.batch_execute(&off).await.unwrap();
+    }
+}
+
 /// Planned on empty tables, planned after they grew without anybody having looked (statistics of nothing), and
 /// planned with true statistics; in a direct session, and as a transaction pooler's server session does it.
 #[tokio::test(flavor = "multi_thread")]
@@ -217,10 +225,7 @@ async fn hot_statements_never_read_a_growing_table_from_end_to_end() {
     let database = TestDatabase::create().await;
     let (direct, pooled) = (database.client().await, database.client().await);
     direct.batch_execute(SESSION).await.unwrap();
-    for table in GROWING {
-        let off = format!("alter table leasehold.{table} set (autovacuum_enabled = off)");
-        pooled.batch_execute(&off).await.unwrap();
-    }
+    without_autovacuum(&pooled).await;
     assert_by_key(&direct, "empty, direct").await;
     pooled.batch_execute("analyze").await.unwrap();
     pooled.batch_execute(FILL).await.unwrap();
@@ -317,6 +322,7 @@ async fn renew_all(store: &PgStore, grants: &[leasehold::protocol::ports::Grant]
 async fn every_renewal_is_hot() {
     let database = TestDatabase::create().await;
     let (store, client) = (database.store().await, database.client().await);
+    without_autovacuum(&client).await;
     let owner = claimant("w1");
     queue_many(&client, 500).await;
     let grants = claim_many(&store, &owner, 500).await;
