@@ -82,6 +82,11 @@ proof-gates: ## Sixteen claimers against one slot and against one serial workflo
 	LEASEHOLD_GATE_ROUNDS=1000 tests/services.sh run -- cargo test --locked --test it -- --nocapture \
 		one_slot_never_holds_two_containers a_serial_workflow_never_runs_twice_at_once
 
+.PHONY: restarts
+restarts: ## PostgreSQL restarted five times in a minute under load
+	@.ci/needs.sh test
+	LEASEHOLD_RESTARTS=5 cargo nextest run --locked --test it -E 'test(restarts_under_load)' --success-output final
+
 .PHONY: clean
 clean: ## Remove what was built, and stop the tests' services
 	-tests/services.sh stop

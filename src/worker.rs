@@ -256,6 +256,16 @@ impl WorkerBuilder {
         let runtimes = Runtimes::start()?;
         let store = PgStore::connect(&database, runtimes.io()).await?;
         let fleet = store.fleet().await?;
+        match store.make_ready().await {
+            Ok(room) if room.is_tight() => tracing::warn!(
+                wanted = room.wanted,
+                allowed = room.allowed,
+                "this worker may open more than half of the server's connections; lower DATABASE_POOL_SIZE, or raise \
+                 max_connections"
+            ),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "the connections for renewals are not open yet"),
+        }
         let wiring = Wiring::new(wiring::Parts {
             runtimes,
             store,

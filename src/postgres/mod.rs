@@ -79,6 +79,25 @@ use self::{
 pub use self::{connect::ConnectError, tls::AddressError};
 use crate::config::DatabaseSettings;
 
+static ROOM: Sql = sql_file::sql!("room", []);
+
+/// Connections that a store may open, and those that the server allows to all its clients together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// By this store.
+    pub wanted: usize,
+    /// By the server, to everybody.
+    pub allowed: usize,
+}
+
+impl Room {
+    /// True when this store alone may use more than half of the server's connections.
+    #[must_use]
+    pub fn is_tight(&self) -> bool {
+        self.wanted * 2 > self.allowed
+    }
+}
+
 /// The jobs service on one database. A clone is another handle on the same connections.
 #[derive(Debug, Clone)]
 pub struct PgStore {
@@ -162,6 +181,19 @@ impl PgStore {
     /// A connection of the general pool, for transactions of several statements and for COPY.
     pub(crate) async fn session(&self, operation: &'static str) -> Result<Session, StoreError> {
         self.inner.pools.session(Lane::General, operation).await
+    }
+
+    /// What a worker does first: opens the connections that keep its leases alive, so that a server that fills up later
+    /// does not keep it from renewing, and compares what it may open with what the server allows.
+    ///
+    /// # Errors
+    /// [`StoreError`]; without these connections leases can be lost, but the store works.
+    pub async fn make_ready(&self) -> Result<Room, StoreError> {
+        self.inner.pools.open_reserved().await?;
+        let rows = self.call("start", &ROOM, &[]).await?;
+        let most: i32 = row::Columns::only("start", &rows)?.get("most")?;
+        // One more listens.
+        Ok(Room { wanted: self.connections().1 + 1, allowed: usize::try_from(most).unwrap_or(0) })
     }
 
     /// How many connections there are at this moment, and how many there may be.

@@ -207,6 +207,17 @@ impl Pools {
         }
     }
 
+    /// Opens the connections that keep leases alive, before anybody else on the server can take their places.
+    pub(crate) async fn open_reserved(&self) -> Result<(), StoreError> {
+        let (first, second, third) = tokio::join!(
+            self.session(Lane::Renewals, "start"),
+            self.session(Lane::Renewals, "start"),
+            self.session(Lane::Leases, "start"),
+        );
+        // Only then do they go back.
+        first.and(second).and(third).map(drop)
+    }
+
     /// How many connections there are at this moment, and how many there may be, over all pools.
     pub(crate) fn size(&self) -> (usize, usize) {
         let all =

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU32, Ordering},
     },
     time::{Duration, Instant},
@@ -241,6 +241,106 @@ async fn epochs_rise_strictly_when_a_promotion_loses_grants() {
     }
     let ids: Vec<String> = second.iter().map(|grant| grant.authority.job.to_string()).collect();
     println!("{} jobs were granted again, 50 of them had ended: {}", second.len(), ids.join(" "));
+}
+
+/// One run of a job in some worker, by the test's own clock.
+#[derive(Debug)]
+struct Span {
+    job: JobId,
+    epoch: i64,
+    begun: Instant,
+    ended: Option<Instant>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Ledger(Arc<Mutex<Vec<Span>>>);
+
+/// Ends its span when the handler is gone, however that came.
+struct InSpan(Ledger, usize);
+
+impl Drop for InSpan {
+    fn drop(&mut self) {
+        self.0.0.lock().unwrap()[self.1].ended = Some(Instant::now());
+    }
+}
+
+impl Ledger {
+    fn begin(&self, lease: &LeaseHandle) -> InSpan {
+        let mut spans = self.0.lock().unwrap();
+        spans.push(Span { job: lease.job(), epoch: lease.epoch().0, begun: Instant::now(), ended: None });
+        InSpan(self.clone(), spans.len() - 1)
+    }
+}
+
+/// The new primary's clock is a minute ahead, so that every lease looks expired to it, and one worker cannot reach it
+/// at all: that one goes on until its local deadline. Nobody takes its jobs over before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standby_whose_clock_is_ahead_gives_no_job_to_two_holders() {
+    const JOBS: usize = 8;
+    const LEASE: Duration = Duration::from_secs(10);
+    let mut pair = Pair::start(true, 60).await;
+    let store = PgStore::connect(&pair.address(), Handle::current()).await.unwrap();
+    let (ledger, (gate, gated)) = (Ledger::default(), watch::channel(false));
+    let worker = |address: DatabaseSettings| {
+        let (ledger, gated) = (ledger.clone(), gated.clone());
+        let handler = move |_: Job<()>, lease: LeaseHandle| {
+            let (ledger, mut gate) = (ledger.clone(), gated.clone());
+            async move {
+                let _span = ledger.begin(&lease);
+                // Only its own end, or the lease's, ends it.
+                drop(gate.wait_for(|open| *open).await);
+                Ok::<_, HandlerError>(())
+            }
+        };
+        let mut timings = worker_settings();
+        timings.lease = LEASE;
+        timings.renew_interval = Duration::from_secs(1);
+        timings.store_timeout = Duration::from_secs(1);
+        timings.safety_margin = Duration::from_secs(1);
+        timings.recovery_interval = Duration::from_secs(1);
+        leasehold::Worker::builder().database_settings(address).settings(timings).handler("work", handler)
+    };
+    let cut_off = Running::start(worker(database::settings(&pair.primary.url()))).await;
+    let jobs = store.submit_bulk(vec![NewJob::handler("work", &()); JOBS]).await.unwrap();
+    eventually(Duration::from_secs(60), "all run", async || {
+        (ledger.0.lock().unwrap().len() == JOBS).then_some(())
+    })
+    .await;
+    let running = Running::start(worker(pair.address())).await;
+
+    pair.fail_over().await;
+    let promoted = Instant::now();
+    eventually(Duration::from_secs(90), "all run again", async || {
+        (ledger.0.lock().unwrap().len() == 2 * JOBS).then_some(())
+    })
+    .await;
+    let again = promoted.elapsed();
+    gate.send_replace(true);
+    for job in jobs {
+        let detail = ended(&store, job).await;
+        assert_eq!((detail.row.state, detail.losses), (JobState::Completed, 0), "{detail:?}");
+    }
+    let admin = pair.standby.client().await;
+    let held = "select min(extract(epoch from h.ended_at - f.raised_at))::float8 from leasehold.lease_history h, leasehold.fleet f
+                where h.how = 'expired'";
+    let held: f64 = admin.query_one(held, &[]).await.unwrap().get(0);
+    assert!(held >= LEASE.as_secs_f64(), "taken over {held:.1} s after the promotion was noticed");
+    let mut spans = ledger.0.lock().unwrap();
+    spans.sort_by_key(|span| (span.job, span.begun));
+    let mut closest = Duration::MAX;
+    for (earlier, later) in spans.iter().zip(spans.iter().skip(1)).filter(|(a, b)| a.job == b.job) {
+        let ended = earlier.ended.expect("it was ended");
+        assert!(ended <= later.begun, "two at once: {earlier:?} {later:?}");
+        assert!(earlier.epoch < later.epoch, "{earlier:?} {later:?}");
+        closest = closest.min(later.begun - ended);
+    }
+    println!(
+        "first takeover {held:.1} s after the new primary was met; all ran again after {again:.1?}; the closest two runs \
+         of a job were {closest:.1?} apart"
+    );
+    drop(spans);
+    running.drain().await;
+    cut_off.abandon();
 }
 
 /// An administrator cancels the wait for a standby that does not come: the server answers with success and a warning.

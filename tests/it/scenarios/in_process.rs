@@ -52,6 +52,11 @@ impl Running {
         self.health.actors().expect("it runs")
     }
 
+    /// Ends it where a drain cannot work: its database is gone.
+    pub(super) fn abandon(self) {
+        self.task.abort();
+    }
+
     /// Drains it; everything must be free again.
     pub(super) async fn drain(self) {
         self.stop.send(()).unwrap();

@@ -12,3 +12,5 @@ mod http_target;
 mod in_process;
 mod recovery;
 pub mod worker_process;
+mod outages;
+mod worker_process;

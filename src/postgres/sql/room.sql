@@ -1,0 +1,2 @@
+-- room.sql: tells how many connections the server allows to all of its clients together.
+select current_setting('max_connections')::integer as most
