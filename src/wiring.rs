@@ -95,9 +95,12 @@ pub(crate) struct Parts {
 
 /// What stands between the actors and the adapters: nothing, but in tests that lose calls and answers there.
 pub(crate) struct Between {
-    pub(crate) store: Box<dyn FnOnce(Arc<dyn LeaseStore>) -> Arc<dyn LeaseStore> + Send>,
-    pub(crate) engines: Box<dyn FnOnce(Arc<dyn EngineFactory>) -> Arc<dyn EngineFactory> + Send>,
+    pub(crate) store: Intercept<dyn LeaseStore>,
+    pub(crate) engines: Intercept<dyn EngineFactory>,
 }
+
+/// Puts something in the place of a port.
+type Intercept<P> = Box<dyn FnOnce(Arc<P>) -> Arc<P> + Send>;
 
 impl Default for Between {
     fn default() -> Self {

@@ -325,7 +325,7 @@ async fn a_standby_whose_clock_is_ahead_gives_no_job_to_two_holders() {
                 where h.how = 'expired'";
     let held: f64 = admin.query_one(held, &[]).await.unwrap().get(0);
     assert!(held >= LEASE.as_secs_f64(), "taken over {held:.1} s after the promotion was noticed");
-    let mut spans = ledger.0.lock().unwrap();
+    let mut spans = std::mem::take(&mut *ledger.0.lock().unwrap());
     spans.sort_by_key(|span| (span.job, span.begun));
     let mut closest = Duration::MAX;
     for (earlier, later) in spans.iter().zip(spans.iter().skip(1)).filter(|(a, b)| a.job == b.job) {
@@ -338,7 +338,6 @@ async fn a_standby_whose_clock_is_ahead_gives_no_job_to_two_holders() {
         "first takeover {held:.1} s after the new primary was met; all ran again after {again:.1?}; the closest two runs \
          of a job were {closest:.1?} apart"
     );
-    drop(spans);
     running.drain().await;
     cut_off.abandon();
 }

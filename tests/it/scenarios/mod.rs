@@ -10,7 +10,6 @@ mod heartbeat;
 mod heartbeat_tls;
 mod http_target;
 mod in_process;
+mod outages;
 mod recovery;
 pub mod worker_process;
-mod outages;
-mod worker_process;
