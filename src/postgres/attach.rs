@@ -14,7 +14,7 @@ use super::{
     error,
     owners::Holder,
     pool::{Lane, Pools},
-    protected::{LEASE, Verb},
+    protected::{LEASE, Verb, alone},
     renew::micros,
     session::Session,
     sql_file::{Sql, sql},
@@ -283,32 +283,69 @@ impl Verb for ReportProgress {
     }
 }
 
-/// What became of a grant; reads only, and only the primary may say.
-pub(super) async fn reconcile(pools: &Pools, h: &Holder) -> Result<Reconciliation, StoreError> {
-    const OPERATION: &str = "reconcile";
-    let owner = &h.owner;
-    let rows = pools
-        .call(
-            Lane::Leases,
-            OPERATION,
-            &RECONCILE,
-            &[&h.job, &h.token, &owner.namespace.as_str(), &owner.worker.as_str(), &owner.process.0],
-        )
-        .await?;
-    let row = rows.first().ok_or_else(|| error::garbled(OPERATION, "no row"))?;
-    let garbled = |e| error::garbled(OPERATION, e);
-    if row.try_get(0).map_err(garbled)? {
-        return Err(StoreError {
-            operation: OPERATION,
-            kind: StoreErrorKind::ReadOnly,
-            applied: Applied::No,
-            message: "a standby answered; only the primary knows".to_owned(),
-        });
+/// Ask what became of a grant. Changes nothing, and only the primary may say.
+pub(super) struct Reconcile;
+
+#[async_trait]
+impl Verb for Reconcile {
+    type Ask = Holder;
+    type Answer = Reconciliation;
+
+    const OPERATION: &'static str = "reconcile";
+    const LANE: Lane = Lane::Leases;
+
+    fn holder(ask: &Holder) -> &Holder {
+        ask
     }
-    let remaining: i64 = row.try_get(2).map_err(garbled)?;
-    Ok(match row.try_get(1).map_err(garbled)? {
-        false => Reconciliation::Changed,
-        true if remaining > 0 => Reconciliation::Live { remaining: micros(remaining) },
-        true => Reconciliation::Expired,
-    })
+
+    fn locks() -> &'static [&'static Sql] {
+        LEASE
+    }
+
+    async fn put(session: &Session, asks: &[&Holder]) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let [h] = asks else { return Ok(Vec::new()) };
+        let owner = &h.owner;
+        session
+            .query(
+                &RECONCILE,
+                &[&h.job, &h.token, &owner.namespace.as_str(), &owner.worker.as_str(), &owner.process.0],
+            )
+            .await
+    }
+
+    fn read(row: &Row) -> Result<(i64, Reconciliation), StoreError> {
+        let garbled = |e| error::garbled(Self::OPERATION, e);
+        if row.try_get(0).map_err(garbled)? {
+            return Err(StoreError {
+                operation: Self::OPERATION,
+                kind: StoreErrorKind::ReadOnly,
+                applied: Applied::No,
+                message: "a standby answered; only the primary knows".to_owned(),
+            });
+        }
+        let remaining: i64 = row.try_get(2).map_err(garbled)?;
+        let answer = match row.try_get(1).map_err(garbled)? {
+            false => Reconciliation::Changed,
+            true if remaining > 0 => Reconciliation::Live { remaining: micros(remaining) },
+            true => Reconciliation::Expired,
+        };
+        Ok((0, answer))
+    }
+
+    async fn refused(_: &Pools, _: &Holder) -> Result<Reconciliation, StoreError> {
+        Err(error::garbled(Self::OPERATION, "no row"))
+    }
+}
+
+/// What became of a grant. "Expired" is not believed at once: an extension may have been committed after the
+/// statement's snapshot, or be about to be. Its row is waited for, and then it is asked again.
+pub(super) async fn reconcile(pools: &Pools, h: &Holder) -> Result<Reconciliation, StoreError> {
+    let session = pools.session(Reconcile::LANE, Reconcile::OPERATION).await?;
+    let look = async |session: &Session| Reconcile::put(session, &[h]).await;
+    let rows = pools.finish(Reconcile::OPERATION, session, look).await?;
+    let row = rows.first().ok_or_else(|| error::garbled(Reconcile::OPERATION, "no row"))?;
+    match Reconcile::read(row)? {
+        (_, Reconciliation::Expired) => alone::<Reconcile>(pools, h).await,
+        (_, answer) => Ok(answer),
+    }
 }

@@ -11,6 +11,7 @@ use leasehold::{
             CommandId, ContainerId, ContainerSpec, Failure, FailureKind, JobDefinition, JobId, NewJob,
             NodeId, ProcessId, RetryPolicy, Route, WorkerId,
         },
+        error::StoreErrorKind,
         ports::{
             Attach, Authority, Claimant, DispatchedJob, End, Ended, Grant, LeaseStore, ListedAnswer,
             ListedClaim, LogAppend, LogBatch, LogStream, OpenClaim, PayloadUpdate, Reconciliation, Renewal,
@@ -21,6 +22,7 @@ use tokio_postgres::Client;
 
 use crate::support::{
     database::TestDatabase,
+    eventually::eventually,
     jobs::{LEASE, claimant, picture, with_other_token},
 };
 
@@ -245,6 +247,41 @@ async fn reconcile_tells_live_from_expired_from_changed() {
         panic!("a fresh grant is live")
     };
     assert!(remaining <= LEASE && remaining > LEASE / 2, "{remaining:?}");
+}
+
+/// "Expired" frees a permit for good, so an extension that is not committed yet must not be overlooked.
+#[tokio::test(flavor = "multi_thread")]
+async fn reconcile_waits_for_an_extension_that_is_not_committed_yet() {
+    let database = TestDatabase::create().await;
+    let bench = Bench::new(&database).await;
+    let (authority, job) = bench.wrong(Wrong::Expired).await;
+    let holder = database.client().await;
+    holder.batch_execute("begin").await.unwrap();
+    holder
+        .execute(
+            "update leasehold.leases set lease_expires_at = clock_timestamp() + interval '1 hour'
+             where job_id = $1",
+            &[&job.0],
+        )
+        .await
+        .unwrap();
+    let store = bench.store.clone();
+    let asking = tokio::spawn(async move {
+        loop {
+            match store.reconcile(&authority).await {
+                Err(e) if e.kind == StoreErrorKind::RowLocked => {}
+                answer => return answer,
+            }
+        }
+    });
+    eventually(Duration::from_mins(1), "somebody waits for the row", async || {
+        let waiting = "select from pg_stat_activity
+            where datname = current_database() and wait_event_type = 'Lock'";
+        bench.client.query(waiting, &[]).await.unwrap().pop()
+    })
+    .await;
+    holder.batch_execute("commit").await.unwrap();
+    assert!(matches!(asking.await.unwrap(), Ok(Reconciliation::Live { .. })));
 }
 
 /// A wrong authority beside 300 right ones in the same statement harms none of them, and is obeyed by none.
