@@ -20,6 +20,7 @@ mod recovering;
 mod refusing;
 mod renewal;
 mod replay;
+mod retaking;
 mod submitting;
 mod through_a_pooler;
 mod workflows;

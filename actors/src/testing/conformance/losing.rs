@@ -30,7 +30,7 @@ async fn counts(bench: &Bench<'_>, job: JobId) -> ([i32; 3], i32) {
     (view.failures, view.losses)
 }
 
-/// RC-01: a loss is a SYSTEM failure with its own code, and the next claim is a new attempt.
+/// RC-09: a loss is a SYSTEM failure with its own code, and the next claim is a new attempt.
 pub async fn a_loss_is_a_system_failure(harness: &dyn StoreHarness) {
     let bench = Bench::new(harness);
     let job = bench.queued().await;
@@ -46,7 +46,7 @@ pub async fn a_loss_is_a_system_failure(harness: &dyn StoreHarness) {
     assert_eq!(bench.claim(job).await.attempt, 2);
 }
 
-/// RC-02: so many losses in a row end the job, under a code that says why.
+/// So many losses in a row end the job, under a code that says why.
 pub async fn losses_in_a_row_are_a_crash_loop(harness: &dyn StoreHarness) {
     let bench = Bench::new(harness);
     let job = bench.queued().await;
@@ -106,7 +106,7 @@ pub async fn a_holder_s_word_ends_the_row_of_losses(harness: &dyn StoreHarness) 
     }
 }
 
-/// RC-05: while the database itself was away nobody could renew: the job is not to blame.
+/// While the database itself was away nobody could renew: the job is not to blame.
 pub async fn a_loss_over_a_restart_is_not_counted(harness: &dyn StoreHarness) {
     let bench = Bench::new(harness);
     let job = bench.queued().await;
