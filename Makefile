@@ -64,6 +64,10 @@ doc: ## Documentation and its examples
 	RUSTDOCFLAGS="$(DENY)" cargo doc --locked --workspace --no-deps --quiet
 	cargo test --locked --workspace --doc --quiet
 
+.PHONY: model
+model: ## The lease protocol, explored completely, and every mutant of it (docs/model.md)
+	cargo run --locked --release --package leasehold-model -- full
+
 .PHONY: bench
 bench: ## The benchmark of docs/benchmarks.md, on a private PostgreSQL
 	@.ci/needs.sh test

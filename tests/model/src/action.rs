@@ -6,6 +6,7 @@ use crate::{
     mutant::Mutant,
     names::{Job, JobSet, Worker},
     protocol::Protocol,
+    scope::Cancels,
     state::{Answer, Call, LATE, Outcome, PERMITS, Permit, Phase, Place, Request, Stage, State, View, Who},
 };
 
@@ -39,10 +40,14 @@ pub enum Action {
     Reconcile(Worker, usize),
     /// The database starts a statement: its snapshot.
     Snapshot(Who),
-    /// The statement takes these rows, or finds none.
+    /// The statement takes these rows, or finds none; where the scope says so, it reads the clock at once.
     Take(Who, JobSet),
-    /// The statement reads the clock, writes and commits.
-    Write(Who),
+    /// The same, and just before it somebody asks for the job to be cancelled.
+    CancelAndTake(Who, JobSet),
+    /// The statement that holds its rows reads the clock and writes …
+    ReadClock(Who),
+    /// … and commits.
+    Commit(Who),
     /// The answer arrives.
     Deliver(Worker, usize),
     /// The request, or the answer to it, is lost; the caller's time runs out.
@@ -68,6 +73,9 @@ pub enum Action {
 impl Protocol {
     /// Everything that may happen next.
     pub fn actions(&self, s: &State, actions: &mut Vec<Action>) {
+        if !self.scope.slow_answers && answers(s, actions) {
+            return;
+        }
         if self.may_tick(s) {
             actions.push(Action::Tick);
         }
@@ -77,7 +85,11 @@ impl Protocol {
             if row.place == Place::Pending {
                 actions.push(Action::Dispatch(job));
             }
-            if self.scope.cancel && !row.cancel && row.place != Place::Ended && !held.has(job) {
+            let may_cancel = match (self.scope.cancel, row.place) {
+                (Cancels::No, _) | (_, Place::Ended) | (Cancels::BeforeRelease, Place::Running(_)) => false,
+                (Cancels::Anytime, _) | (Cancels::BeforeRelease, _) => !row.cancel && !held.has(job),
+            };
+            if may_cancel {
                 actions.push(Action::RequestCancel(job));
             }
             if row.orphan {
@@ -138,12 +150,21 @@ impl Protocol {
                     }
                 }
             }
-            Phase::Cleaning { .. } => {
+            Phase::Cleaning { started, .. } => {
                 actions.extend(ends);
+                if started {
+                    actions.push(Action::End(worker, n, Outcome::Postpone));
+                }
                 actions.push(Action::ActorDies(worker, n));
             }
             Phase::Stuck { .. } => actions.push(Action::WorkloadDead(worker, n)),
-            Phase::Reconciling { .. } => actions.push(Action::Reconcile(worker, n)),
+            // It waits for whoever holds the row: an expiry that is not committed yet is not to be overlooked.
+            Phase::Reconciling { grant }
+                if !s.held_by_others(None).has(grant.job) || self.is(Mutant::ReconcileDoesNotWait) =>
+            {
+                actions.push(Action::Reconcile(worker, n));
+            }
+            Phase::Reconciling { .. } => {}
             Phase::Joined { .. } | Phase::Asking { .. } => {}
         }
     }
@@ -198,7 +219,9 @@ impl Protocol {
                 Err(_) => actions.push(Action::Snapshot(who)),
             },
             Stage::Snapped(view) => self.take_actions(s, who, call, view, actions),
-            Stage::Holding(_) => actions.push(Action::Write(who)),
+            Stage::Holding(_) if self.key_is_taken(s, Some(who), call.request) => {}
+            Stage::Holding(_) => actions.push(Action::ReadClock(who)),
+            Stage::Written(_) => actions.push(Action::Commit(who)),
             Stage::Replied(_) => {}
         }
     }
@@ -207,6 +230,13 @@ impl Protocol {
         let mut takes = Takes::default();
         self.takes(s, Some(who), call, view, &mut takes);
         actions.extend(takes.iter().map(|rows| Action::Take(who, rows)));
+        if let (Cancels::BeforeRelease, Request::End(grant, Outcome::Back)) =
+            (self.scope.cancel, call.request)
+            && s.is_live(call, grant)
+            && !s.job(grant.job).cancel
+        {
+            actions.extend(takes.iter().map(|rows| Action::CancelAndTake(who, rows)));
+        }
     }
 
     fn restart_actions(&self, s: &State, worker: Worker, actions: &mut Vec<Action>) {
@@ -248,24 +278,22 @@ impl Protocol {
                     self.snapshot(&mut s, who, call);
                 }
             }
-            Action::Take(who, rows) => {
+            Action::Take(who, rows) | Action::CancelAndTake(who, rows) => {
+                if let Action::CancelAndTake(..) = action {
+                    rows.iter().for_each(|job| self.request_cancel(&mut s, job));
+                }
                 if let Some(call) = s.call(who) {
                     let view = match call.stage {
                         Stage::Snapped(view) => Ok(view),
                         _ => self.look(&s, call),
                     };
                     if let Ok(view) = view {
-                        self.take(&mut s, who, call, view, rows);
+                        self.take_now(&mut s, who, call, view, rows);
                     }
                 }
             }
-            Action::Write(who) => {
-                if let Some(call) = s.call(who)
-                    && let Stage::Holding(view) = call.stage
-                {
-                    self.write(&mut s, who, call, view);
-                }
-            }
+            Action::ReadClock(who) => self.read_clock(&mut s, who),
+            Action::Commit(who) => self.commit(&mut s, who),
             Action::Deliver(worker, n) => {
                 if let Some((answer, age)) = answer_of(&s, worker, n) {
                     self.deliver(&mut s, worker, n, answer, age);
@@ -285,6 +313,22 @@ impl Protocol {
         self.tidy(&mut s);
         s
     }
+}
+
+/// An answer arrives or is lost before anything else happens.
+fn answers(s: &State, actions: &mut Vec<Action>) -> bool {
+    for worker in Worker::ALL {
+        for n in 0..PERMITS {
+            if let Some(Call { stage: Stage::Replied(_), request, .. }) = s.permit(worker, n).call {
+                actions.push(Action::Deliver(worker, n));
+                if !matches!(request, Request::Reconcile(_)) {
+                    actions.push(Action::Lose(worker, n));
+                }
+                return true;
+            }
+        }
+    }
+    false
 }
 
 fn answer_of(s: &State, worker: Worker, n: usize) -> Option<(Answer, u8)> {

@@ -11,13 +11,13 @@ use crate::{
     state::{Answer, Call, Grant, Lease, Outcome, Place, Request, Stage, State, Token, View, Who},
 };
 
-/// The sets of rows that a statement may take next; there are never more than two.
+/// The sets of rows that a statement may take next; there are never more than four.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Takes([Option<JobSet>; 2]);
+pub struct Takes([Option<JobSet>; 4]);
 
 impl Takes {
     fn push(&mut self, rows: JobSet) {
-        let free = self.0.iter_mut().find(|set| set.is_none()).expect("two jobs make two choices at most");
+        let free = self.0.iter_mut().find(|set| set.is_none()).expect("two jobs make four choices at most");
         *free = Some(rows);
     }
 
@@ -35,7 +35,6 @@ impl Protocol {
         match self.scope.snapshots {
             Snapshots::All => true,
             Snapshots::Searches => search,
-            Snapshots::None => false,
         }
     }
 
@@ -131,31 +130,42 @@ impl Protocol {
         room: u8,
         takes: &mut Takes,
     ) {
+        // To record a command its unique key is needed, and whoever has inserted that first is waited for.
+        let waits = self.key_is_taken(s, who, request);
         if found.is_empty() {
-            if !self.waits_for_the_key(s, who, request) {
+            if !(repeats(request) && waits) {
                 takes.push(JobSet::NONE);
             }
-        } else if room > 1 {
+            return;
+        }
+        if waits && !self.scope.clock_apart {
+            return;
+        }
+        // Where lock and clock are one step, others may have held the rows until just now: a repeat, which is
+        // recorded also when it finds nothing, may find nothing. (To a first copy that is no more than a lost
+        // request.)
+        if repeats(request) && !self.scope.clock_apart {
+            takes.push(JobSet::NONE);
+        }
+        let both = found.iter().count() > 1 && room > 1;
+        if both {
             takes.push(found);
-        } else {
+        }
+        if !both || !self.scope.clock_apart {
             found.iter().for_each(|job| takes.push(JobSet::only(job)));
         }
     }
 
-    /// A repeat records its command even when it grants nothing, and for that it waits while another copy
-    /// holds the command's key.
+    /// Whether another copy of the command has inserted the command's unique key and not committed yet:
+    /// whoever wants to insert it too has to wait.
     #[must_use]
-    pub fn waits_for_the_key(&self, s: &State, who: Option<Who>, request: Request) -> bool {
-        let (Request::Claim { command, repeat, .. } | Request::Recover { command, repeat, .. }) = request
-        else {
-            return false;
-        };
-        repeat
+    pub fn key_is_taken(&self, s: &State, who: Option<Who>, request: Request) -> bool {
+        request.command() > 0
             && !self.is(Mutant::ReplayGrantsAgain)
             && s.callers().any(|(other, call)| {
                 Some(other) != who
-                    && call.request.command() == command
-                    && matches!(call.stage, Stage::Holding(_))
+                    && call.request.command() == request.command()
+                    && matches!(call.stage, Stage::Written(_))
             })
     }
 
@@ -167,11 +177,11 @@ impl Protocol {
             return;
         }
         let answer = match call.request {
-            Request::Claim { command, repeat, .. } | Request::Recover { command, repeat, .. } => {
+            Request::Claim { command, .. } | Request::Recover { command, .. } => {
                 if s.is_recorded(command) {
                     self.replay(s, command, view)
                 } else {
-                    if repeat && !self.is(Mutant::EmptyRepeatNotRecorded) {
+                    if repeats(call.request) && !self.is(Mutant::EmptyRepeatNotRecorded) {
                         s.recorded |= 1 << command;
                     }
                     Answer::Granted(JobSet::NONE)
@@ -185,24 +195,88 @@ impl Protocol {
         s.advance(who, Stage::Replied(answer));
     }
 
-    /// The statement reads the clock, writes, commits and lets go of its rows.
-    pub fn write(&self, s: &mut State, who: Who, call: Call, view: View) {
+    /// The same, and where the scope says so the clock is read in the same step.
+    pub fn take_now(&self, s: &mut State, who: Who, call: Call, view: View, rows: JobSet) {
+        self.take(s, who, call, view, rows);
+        if !self.scope.clock_apart {
+            self.read_clock(s, who);
+        }
+    }
+
+    /// The statement reads the clock and writes; where it finds that it may not, it answers.
+    pub fn read_clock(&self, s: &mut State, who: Who) {
+        let Some(call) = s.call(who) else { return };
+        let Stage::Holding(view) = call.stage else { return };
+        let (rows, refusal) = match call.request {
+            // The unique key refuses a second copy: nothing of it is kept, and a fresh statement reads what
+            // the first one recorded.
+            Request::Claim { command, .. } | Request::Recover { command, .. }
+                if s.is_recorded(command) && !self.is(Mutant::ReplayGrantsAgain) =>
+            {
+                (JobSet::NONE, self.replay(s, command, view))
+            }
+            Request::Claim { .. } | Request::Recover { .. } => (view.jobs, Answer::NotLive),
+            Request::Renew(grant) | Request::End(grant, _) => {
+                (self.authorized(s, call, grant, view), Answer::NotLive)
+            }
+            Request::Reconcile(_) => return,
+        };
+        if rows.is_empty() {
+            s.advance(who, Stage::Replied(refusal));
+        } else {
+            s.advance(who, Stage::Written(View { jobs: rows, left: self.scope.lease, ..view }));
+        }
+    }
+
+    /// What was written becomes visible, and the rows are let go.
+    pub fn commit(&self, s: &mut State, who: Who) {
+        let Some(call) = s.call(who) else { return };
+        let Stage::Written(view) = call.stage else { return };
         let answer = match call.request {
             Request::Claim { command, .. } | Request::Recover { command, .. } => {
-                if s.is_recorded(command) && !self.is(Mutant::ReplayGrantsAgain) {
-                    // The unique key refuses the second copy: nothing of it is kept, and a fresh statement
-                    // reads what the first one recorded.
-                    self.replay(s, command, view)
-                } else {
-                    self.grant(s, call, command, view.jobs);
-                    Answer::Granted(view.jobs)
-                }
+                self.grant(s, call, command, view);
+                Answer::Granted(view.jobs)
             }
-            Request::Renew(grant) => self.renew(s, call, grant, view),
-            Request::End(grant, outcome) => self.end(s, call, grant, outcome, view),
+            Request::Renew(_) => {
+                let cancel = view.jobs.iter().any(|job| s.job(job).cancel);
+                for job in view.jobs.iter() {
+                    if let Place::Running(lease) = &mut s.jobs[job.ix()].place {
+                        lease.left = view.left;
+                        lease.renewed = true;
+                    }
+                }
+                Answer::Held { cancel }
+            }
+            Request::End(grant, outcome) => {
+                for job in view.jobs.iter() {
+                    self.end(s, grant, outcome, job);
+                }
+                Answer::Done
+            }
             Request::Reconcile(_) => return,
         };
         s.advance(who, Stage::Replied(answer));
+    }
+
+    /// Of the rows held, those that the mutation may change: the one predicate. A defect that lets others
+    /// through is noted here, at the moment that counts.
+    fn authorized(&self, s: &mut State, call: Call, grant: Grant, view: View) -> JobSet {
+        let renewal = matches!(call.request, Request::Renew(_));
+        let blind = self.is(Mutant::NoExpiryCheck)
+            || self.is(Mutant::UpdateByIdAlone)
+            || self.is(Mutant::RenewalRevives) && renewal
+            || self.is(Mutant::ClockBeforeTheLock) && view.live;
+        let expired = |s: &State, job| s.lease(job).is_none_or(|lease| lease.left == 0);
+        let rows = JobSet::of(|job| view.jobs.has(job) && (blind || !expired(s, job)));
+        for job in rows.iter() {
+            if job != grant.job || !s.is_live(call, grant) {
+                s.broken |= Broken::L2;
+            }
+            if renewal && expired(s, job) {
+                s.broken |= Broken::L3;
+            }
+        }
+        rows
     }
 
     /// Recorded grants of a command that are still live, read in a fresh snapshot.
@@ -215,14 +289,16 @@ impl Protocol {
         ))
     }
 
-    fn grant(&self, s: &mut State, call: Call, command: u8, jobs: JobSet) {
+    fn grant(&self, s: &mut State, call: Call, command: u8, view: View) {
         let takeover = matches!(call.request, Request::Recover { .. });
         if s.is_recorded(command) {
             s.broken |= Broken::GRANTS_PER_COMMAND;
         }
         let mut batch_token = None;
-        for job in jobs.iter() {
+        for job in view.jobs.iter() {
+            let mut renewed = false;
             if let Some(old) = s.lease(job) {
+                renewed = old.renewed && !self.is(Mutant::TakeoverForgetsRenewals);
                 if old.left > 0 {
                     s.broken |= Broken::L1;
                 }
@@ -241,62 +317,34 @@ impl Protocol {
                 s.broken |= Broken::L4;
             }
             row.epoch_lag = row.epoch_lag.saturating_sub(u8::from(raised));
-            row.place = Place::Running(Lease { owner: call.from, token, left: self.scope.lease, command });
+            row.place = Place::Running(Lease { owner: call.from, token, left: view.left, renewed, command });
         }
         s.recorded |= 1 << command;
     }
 
-    fn renew(&self, s: &mut State, call: Call, grant: Grant, view: View) -> Answer {
-        let mut cancel = false;
-        let mut held = false;
-        for job in view.jobs.iter() {
-            let Some(lease) = s.lease(job) else { continue };
-            let blind = self.is(Mutant::NoExpiryCheck)
-                || self.is(Mutant::RenewalRevives)
-                || self.is(Mutant::UpdateByIdAlone);
-            if lease.left == 0 && !blind && !(self.is(Mutant::ClockBeforeTheLock) && view.live) {
-                continue;
-            }
-            s.check_authority(call, grant, job);
-            if lease.left == 0 {
-                s.broken |= Broken::L3;
-            }
-            held = true;
-            cancel |= s.job(job).cancel;
-            s.jobs[job.ix()].place = Place::Running(Lease { left: self.scope.lease, ..lease });
+    fn end(&self, s: &mut State, grant: Grant, outcome: Outcome, job: Job) {
+        let Some(lease) = s.lease(job) else { return };
+        if outcome == Outcome::Postpone {
+            s.jobs[job.ix()].place = Place::Running(Lease { left: 0, ..lease });
+            return;
         }
-        if held { Answer::Held { cancel } } else { Answer::NotLive }
-    }
-
-    fn end(&self, s: &mut State, call: Call, grant: Grant, outcome: Outcome, view: View) -> Answer {
-        let mut done = false;
-        for job in view.jobs.iter() {
-            let Some(lease) = s.lease(job) else { continue };
-            let blind = self.is(Mutant::NoExpiryCheck) || self.is(Mutant::UpdateByIdAlone);
-            if lease.left == 0 && !blind && !(self.is(Mutant::ClockBeforeTheLock) && view.live) {
-                continue;
-            }
-            s.check_authority(call, grant, job);
-            done = true;
-            let own = job == grant.job && grant.token == Token::Is(lease.token);
-            s.retire(job, lease.token, if own { Token::Ended } else { Token::Replaced });
-            s.row_left(job);
-            let row = &mut s.jobs[job.ix()];
-            let canceled = row.cancel && !self.is(Mutant::CancelForgotten);
-            if outcome == Outcome::Terminal || canceled {
-                row.place = Place::Ended;
-                row.cancel = false;
-            } else {
-                row.place = Place::Pending;
-                if row.cancel {
-                    s.broken |= Broken::CANCEL;
-                }
-                if self.is(Mutant::ReleaseForgetsEpoch) {
-                    s.jobs[job.ix()].epoch_lag = 1;
-                }
-            }
+        let own = job == grant.job && grant.token == Token::Is(lease.token);
+        s.retire(job, lease.token, if own { Token::Ended } else { Token::Replaced });
+        s.row_left(job);
+        let row = &mut s.jobs[job.ix()];
+        let canceled = row.cancel && !self.is(Mutant::CancelForgotten);
+        if outcome == Outcome::Terminal || canceled {
+            row.place = Place::Ended;
+            row.cancel = false;
+            return;
         }
-        if done { Answer::Done } else { Answer::NotLive }
+        row.place = Place::Pending;
+        if self.is(Mutant::ReleaseForgetsEpoch) {
+            row.epoch_lag = 1;
+        }
+        if row.cancel {
+            s.broken |= Broken::CANCEL;
+        }
     }
 
     /// The lease is not held any more: did an earlier copy of this very command end it?
@@ -331,6 +379,11 @@ impl Protocol {
     }
 }
 
+/// A claim or recovery that was sent before. It records its command even when it grants nothing.
+pub const fn repeats(request: Request) -> bool {
+    matches!(request, Request::Claim { repeat: true, .. } | Request::Recover { repeat: true, .. })
+}
+
 /// Token, worker and process match.
 fn is_held_by(lease: &Lease, call: Call, grant: Grant) -> bool {
     grant.token == Token::Is(lease.token) && lease.owner == call.from
@@ -347,12 +400,5 @@ impl State {
     #[must_use]
     pub fn is_live(&self, call: Call, grant: Grant) -> bool {
         self.lease(grant.job).is_some_and(|lease| is_held_by(&lease, call, grant) && lease.left > 0)
-    }
-
-    /// Called by every protected mutation just before it changes the row of `job`.
-    fn check_authority(&mut self, call: Call, grant: Grant, job: Job) {
-        if grant.job != job || !self.is_live(call, grant) {
-            self.broken |= Broken::L2;
-        }
     }
 }

@@ -37,6 +37,8 @@ pub struct Exploration {
     pub peak_mib: u64,
     /// Properties that do not hold, each with the steps that show it.
     pub broken: Vec<(&'static str, Steps)>,
+    /// Situations that were met, each in at least one state.
+    pub met: Vec<&'static str>,
     /// Situations that should have been met and were not.
     pub missed: Vec<&'static str>,
 }
@@ -74,11 +76,13 @@ pub fn explore(scope: Scope, mutant: Option<Mutant>, threads: usize) -> Explorat
         .iter()
         .filter_map(|rule| Some((rule.name, discoveries.get(rule.name)?.clone().into_vec())))
         .collect();
-    let met = checker.model().met.load(Ordering::Relaxed);
-    let missed = SITUATIONS
-        .iter()
-        .enumerate()
-        .filter(|(n, situation)| (situation.expected)(&scope) && met & 1 << n == 0)
+    let seen = checker.model().met.load(Ordering::Relaxed);
+    let (met, missed): (Vec<_>, Vec<_>) =
+        SITUATIONS.iter().enumerate().partition(|(n, _)| seen & 1 << n != 0);
+    let met = met.into_iter().map(|(_, situation)| situation.name).collect();
+    let missed = missed
+        .into_iter()
+        .filter(|(_, situation)| (situation.expected)(&scope))
         .map(|(_, situation)| situation.name)
         .collect();
     Exploration {
@@ -91,8 +95,14 @@ pub fn explore(scope: Scope, mutant: Option<Mutant>, threads: usize) -> Explorat
         cpu: cpu_time().saturating_sub(cpu),
         peak_mib: peak_kib() / 1024,
         broken,
+        met,
         missed,
     }
+}
+
+/// Lets everything else on this machine go first: an exploration is in no hurry, and tests beside it may be.
+pub fn give_way() {
+    let _ = rustix::process::nice(10);
 }
 
 /// Lets the kernel count the peak anew; where it cannot, the figure is the peak of the whole process.

@@ -1,7 +1,7 @@
 //! The lease protocol as a model, for stateright to explore: every interleaving of two workers, the database
 //! and the messages between them, within the bounds of a scope.
 //!
-//! Read `README.md` beside this crate first. Then: [`state`] (what there is), [`action`] (what can happen),
+//! Read docs/model.md first. Then: [`state`] (what there is), [`action`] (what can happen),
 //! [`database`] and [`worker`] (what it does), [`properties`] (what must hold), [`mutant`] (what must be
 //! caught), [`tidy`], [`symmetry`] and [`scope`] (why it ends), [`trace`] (how to read a counter-example).
 

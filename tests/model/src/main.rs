@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use leasehold_model::{
-    explore::explore,
+    explore::{explore, give_way},
     mutant::Mutant,
     report,
     scope::{self, Scope},
@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         Ok(threads) => threads,
         Err(problem) => return usage(&problem),
     };
+    give_way();
     match task(&words) {
         Task::Prove(scopes, mutants) if run(&scopes, &mutants, threads) => ExitCode::SUCCESS,
         Task::Prove(..) => ExitCode::FAILURE,
@@ -54,7 +55,7 @@ fn task(words: &[String]) -> Task {
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     match words[..] {
         [] | ["quick"] => Task::Prove(scope::QUICK.to_vec(), Mutant::ALL.to_vec()),
-        ["full"] => Task::Prove(scope::FULL.to_vec(), Mutant::ALL.to_vec()),
+        ["full"] => Task::Prove([scope::FULL, scope::QUICK].concat(), Mutant::ALL.to_vec()),
         ["scope", name] => match scope::QUICK.iter().chain(&scope::FULL).find(|scope| scope.name == name) {
             Some(scope) => Task::Prove(vec![*scope], Vec::new()),
             None => {

@@ -1,7 +1,7 @@
 //! Defects that can be switched on, one at a time. Each breaks one rule of the protocol, and each must be
 //! caught: a model that lets one pass proves nothing about that rule.
 
-use crate::scope::{self, Scope};
+use crate::scope::{self, Scope, Snapshots};
 
 /// One defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +44,12 @@ pub enum Mutant {
     RecoverWithoutRecheck,
     /// Reconciliation compares an expiry of its snapshot with a younger clock.
     ReconcileClockAfterSnapshot,
+    /// Reconciliation reads beside a renewal whose commit is on its way.
+    ReconcileDoesNotWait,
     /// A recovered job is ended without dealing with its container.
     CleanupSkipped,
+    /// A takeover forgets that the claim was renewed, so that the next recovery sees nothing to clean up.
+    TakeoverForgetsRenewals,
     /// A release ignores a requested cancel.
     CancelForgotten,
     /// Recovery looks only at leases whose process is still there.
@@ -54,7 +58,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant, in the order of the report.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 24] = [
         Self::NoExpiryCheck,
         Self::UpdateByIdAlone,
         Self::PermitFreedOnDrop,
@@ -74,7 +78,9 @@ impl Mutant {
         Self::EmptyRepeatNotRecorded,
         Self::RecoverWithoutRecheck,
         Self::ReconcileClockAfterSnapshot,
+        Self::ReconcileDoesNotWait,
         Self::CleanupSkipped,
+        Self::TakeoverForgetsRenewals,
         Self::CancelForgotten,
         Self::DeadOwnersForgotten,
     ];
@@ -91,12 +97,14 @@ impl Mutant {
             | Self::StartWithoutRenewal
             | Self::DeadlineFromAnswer
             | Self::NoMargin
-            | Self::CleanupSkipped => "L5",
+            | Self::CleanupSkipped
+            | Self::TakeoverForgetsRenewals => "L5",
             Self::PermitFreedOnDrop
             | Self::StaleSnapshotClaim
             | Self::SkippedRowBelieved
             | Self::EmptyRepeatNotRecorded
-            | Self::ReconcileClockAfterSnapshot => "L8",
+            | Self::ReconcileClockAfterSnapshot
+            | Self::ReconcileDoesNotWait => "L8",
             Self::ReplayGrantsAgain => "L10 grants",
             Self::StaleSnapshotEnd => "L10 answers",
             Self::CancelForgotten => "cancel",
@@ -104,13 +112,31 @@ impl Mutant {
         }
     }
 
-    /// The smallest scope that shows it.
+    /// A scope that shows it, with no more steps in it than are needed.
     #[must_use]
     pub const fn scope(self) -> Scope {
+        let brief = scope::ONE_JOB_QUICK;
         match self {
             Self::OneTokenForABatch => scope::BATCH,
-            _ => scope::ONE_JOB,
+            Self::ClockBeforeTheLock | Self::StaleSnapshotEnd => Scope { snapshots: Snapshots::All, ..brief },
+            _ => brief,
         }
+    }
+
+    /// Whether it makes something of a lease that is lost, or of a call made under it.
+    #[must_use]
+    pub const fn lets_lost_leases_act(self) -> bool {
+        matches!(
+            self,
+            Self::ClockBeforeTheLock
+                | Self::NoExpiryCheck
+                | Self::OneTokenForABatch
+                | Self::ReconcileClockAfterSnapshot
+                | Self::ReconcileDoesNotWait
+                | Self::RenewalRevives
+                | Self::StaleSnapshotEnd
+                | Self::UpdateByIdAlone
+        )
     }
 
     /// What it does wrong, in one line.
@@ -136,7 +162,11 @@ impl Mutant {
             Self::EmptyRepeatNotRecorded => "a replay that grants nothing is not recorded",
             Self::RecoverWithoutRecheck => "recovery does not check the expiry again under the row lock",
             Self::ReconcileClockAfterSnapshot => "reconcile compares its snapshot with a younger clock",
+            Self::ReconcileDoesNotWait => {
+                "reconcile does not wait for the row, and misses an uncommitted renewal"
+            }
             Self::CleanupSkipped => "a recovered job is ended and its container left running",
+            Self::TakeoverForgetsRenewals => "a takeover forgets that the claim was renewed",
             Self::CancelForgotten => "a release ignores a requested cancel",
             Self::DeadOwnersForgotten => "recovery looks only at leases of processes that are alive",
         }

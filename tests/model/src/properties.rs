@@ -81,7 +81,11 @@ fn work_is_exclusive(s: &State) -> bool {
                             return false;
                         }
                     }
-                    Phase::Starting { .. } | Phase::Cleaning { .. } | Phase::Ending { .. } => others += 1,
+                    Phase::Starting { .. } | Phase::Cleaning { .. } | Phase::Ending { .. }
+                        if matches!(grant.token, Token::Is(_)) =>
+                    {
+                        others += 1;
+                    }
                     _ => {}
                 }
             }
@@ -126,7 +130,7 @@ pub fn all() -> Vec<Property<LeaseModel>> {
     ];
     let met = [
         met::<0>, met::<1>, met::<2>, met::<3>, met::<4>, met::<5>, met::<6>, met::<7>, met::<8>, met::<9>,
-        met::<10>, met::<11>, met::<12>, met::<13>,
+        met::<10>, met::<11>, met::<12>, met::<13>, met::<14>, met::<15>, met::<16>, met::<17>,
     ];
     let rules = RULES.iter().zip(holds as [fn(&LeaseModel, &State) -> bool; RULES.len()]);
     let situations = SITUATIONS.iter().zip(met as [fn(&LeaseModel, &State) -> bool; SITUATIONS.len()]);

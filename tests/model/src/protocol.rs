@@ -126,15 +126,8 @@ impl State {
     /// The rows that statements other than this one hold.
     #[must_use]
     pub fn held_by_others(&self, me: Option<Who>) -> JobSet {
-        let mut held = 0;
-        for (who, call) in self.callers() {
-            if let Stage::Holding(view) = call.stage
-                && Some(who) != me
-            {
-                held |= view.jobs.0;
-            }
-        }
-        JobSet(held)
+        let others = self.callers().filter(|(who, _)| Some(*who) != me);
+        JobSet(others.fold(0, |held, (_, call)| held | call.stage.held().0))
     }
 
     /// Whether a command is recorded.
@@ -184,7 +177,7 @@ impl State {
             match &mut permit.phase {
                 Phase::Starting { grant, .. }
                 | Phase::Running { grant, .. }
-                | Phase::Cleaning { grant }
+                | Phase::Cleaning { grant, .. }
                 | Phase::Ending { grant, .. }
                 | Phase::Stuck { grant, .. }
                 | Phase::Reconciling { grant } => retire(grant),

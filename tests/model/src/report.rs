@@ -27,7 +27,8 @@ pub fn figures(e: &Exploration) -> String {
 /// What an exploration of the protocol as specified showed.
 #[must_use]
 pub fn proof(e: &Exploration) -> String {
-    let mut text = format!("scope {}: {}\n", e.scope.name, figures(e));
+    let whole = if e.broken.is_empty() { "complete, " } else { "" };
+    let mut text = format!("scope {}: {whole}{}\n", e.scope.name, figures(e));
     for rule in &RULES {
         let verdict = if e.counter_example(rule.name).is_some() {
             "BROKEN"
@@ -41,6 +42,7 @@ pub fn proof(e: &Exploration) -> String {
             text.push_str(&example(e, rule.name, steps));
         }
     }
+    let _ = writeln!(text, "  situations met: {}", e.met.join("; "));
     for missed in &e.missed {
         let _ = writeln!(text, "  never met: {missed}");
     }
@@ -53,9 +55,11 @@ pub fn verdict(e: &Exploration, mutant: Mutant) -> String {
     let rule = mutant.breaks();
     match e.counter_example(rule) {
         Some(steps) => format!(
-            "mutant {mutant:?} ({}): caught by {rule} after {} states, {:.1} s\n{}",
+            "mutant {mutant:?} ({}): caught by {rule} in {} steps, after {} states of scope {}, {:.1} s\n{}",
             mutant.defect(),
+            steps.len() - 1,
             thousands(e.states),
+            e.scope.name,
             e.time.as_secs_f64(),
             example(e, rule, steps)
         ),

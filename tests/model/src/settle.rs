@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    action::Action,
+    action::{Action, Way},
     model::LeaseModel,
     names::{Job, Worker},
     protocol::Protocol,
@@ -88,7 +88,8 @@ impl Protocol {
                 return Some(Action::Deliver(worker, n));
             }
             self.statement_actions(s, who, &mut next);
-            if let Some(action) = next.first() {
+            // (The last: a repeat that may find something does.)
+            if let Some(action) = next.last() {
                 return Some(*action);
             }
         }
@@ -105,7 +106,9 @@ impl Protocol {
         let mut all = Vec::new();
         self.actions(s, &mut all);
         all.iter()
-            .find(|action| matches!(action, Action::Claim(..) | Action::Recover(..)))
+            .find(|action| {
+                matches!(action, Action::Claim(_, _, way) | Action::Recover(_, _, way) if *way != Way::Late)
+            })
             .or_else(|| {
                 all.iter().find(|action| matches!(action, Action::Tick) && self.step(s, Action::Tick) != *s)
             })

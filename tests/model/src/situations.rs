@@ -1,8 +1,9 @@
 //! Situations that an exploration must have met, or it has proved nothing about them.
 
 use crate::{
+    database::repeats,
     names::{Job, Worker},
-    scope::{Role, Scope, Snapshots},
+    scope::{Cancels, Role, Scope},
     state::{Answer, Phase, Place, Process, Request, Stage, State, Token, View},
 };
 
@@ -22,7 +23,7 @@ const fn situation(name: &'static str, expected: fn(&Scope) -> bool, holds: fn(&
 }
 
 /// Every situation.
-pub const SITUATIONS: [Situation; 14] = [
+pub const SITUATIONS: [Situation; 18] = [
     situation("every job ended", |_| true, |s| s.jobs.iter().all(|row| row.place == Place::Ended)),
     situation(
         "a replay answered with the recorded grant",
@@ -38,7 +39,7 @@ pub const SITUATIONS: [Situation; 14] = [
     ),
     situation(
         "a claim whose snapshot misses a QUEUED job",
-        |scope| scope.snapshots != Snapshots::None && scope.jobs > 1,
+        |scope| scope.jobs > 1,
         |s| {
             s.callers().any(|(_, call)| {
                 matches!(call.request, Request::Claim { .. })
@@ -89,10 +90,9 @@ pub const SITUATIONS: [Situation; 14] = [
         "a recovered lease beside the old container",
         |scope| scope.restarts,
         |s| {
-            s.permits
-                .iter()
-                .flatten()
-                .any(|permit| matches!(permit.phase, Phase::Cleaning { grant } if s.job(grant.job).orphan))
+            s.permits.iter().flatten().any(
+                |permit| matches!(permit.phase, Phase::Cleaning { grant, .. } if s.job(grant.job).orphan),
+            )
         },
     ),
     situation(
@@ -111,7 +111,7 @@ pub const SITUATIONS: [Situation; 14] = [
     ),
     situation(
         "a cancel requested while RUNNING",
-        |scope| scope.cancel,
+        |scope| scope.cancel != Cancels::No,
         |s| s.jobs.iter().any(|row| row.cancel),
     ),
     situation(
@@ -133,6 +133,54 @@ pub const SITUATIONS: [Situation; 14] = [
                     matches!(permit.phase, Phase::Stuck { blocked: true, grant, .. }
                     if s.lease(grant.job).is_some_and(|l| l.owner != Process { worker, alive: true }))
                 })
+            })
+        },
+    ),
+    situation(
+        "an extension that is committed after the old expiry",
+        |_| true,
+        |s| {
+            s.callers().any(|(_, call)| match (call.request, call.stage) {
+                (Request::Renew(grant), Stage::Written(_)) => s.lease(grant.job).is_some_and(|l| l.left == 0),
+                _ => false,
+            })
+        },
+    ),
+    situation(
+        "a recovery that skips a row which a mutation holds",
+        |_| true,
+        |s| {
+            s.callers().any(|(who, call)| match (call.request, call.stage) {
+                (Request::Recover { .. }, Stage::Snapped(view)) => {
+                    view.jobs.meets(s.held_by_others(Some(who)))
+                }
+                _ => false,
+            })
+        },
+    ),
+    situation(
+        "a replay that waits for the commit of the first copy",
+        |scope| scope.late > 0,
+        |s| {
+            s.callers().any(|(who, call)| {
+                repeats(call.request)
+                    && !matches!(call.stage, Stage::Replied(_))
+                    && s.callers().any(|(other, first)| {
+                        other != who
+                            && first.request.command() == call.request.command()
+                            && matches!(first.stage, Stage::Written(_))
+                    })
+            })
+        },
+    ),
+    situation(
+        "one process that runs a job and recovers another",
+        |scope| scope.jobs > 1,
+        |s| {
+            s.permits.iter().any(|permits| {
+                let has = |is: fn(&Phase) -> bool| permits.iter().any(|permit| is(&permit.phase));
+                has(|phase| matches!(phase, Phase::Running { .. }))
+                    && has(|phase| matches!(phase, Phase::Cleaning { .. }))
             })
         },
     ),

@@ -30,6 +30,8 @@ pub struct Lease {
     pub token: u8,
     /// Ticks until it expires by the database's clock; live means more than zero.
     pub left: u8,
+    /// Whether it was renewed since the claim; a takeover does not change that.
+    pub renewed: bool,
     /// The command that granted it; 0 when nobody can ask for that command any more.
     pub command: u8,
 }
@@ -88,6 +90,9 @@ pub enum Outcome {
     Terminal,
     /// Release, reschedule, or a fail with a try left: PENDING again.
     Back,
+    /// Of a recovered lease only: cleanup is not possible now. The job stays RUNNING, its lease expires at
+    /// once, and a later recovery goes on.
+    Postpone,
 }
 
 /// A request to the jobs service.
@@ -139,7 +144,8 @@ pub struct View {
     pub live: bool,
     /// Only a mutant looks at this: whether its command was recorded already.
     pub recorded: bool,
-    /// Only a mutant looks at this: the ticks left of the expiry as the snapshot shows it.
+    /// The ticks left of the expiry that was written and is to be committed. (A mutant keeps the expiry of
+    /// its snapshot here.)
     pub left: u8,
 }
 
@@ -172,6 +178,9 @@ pub enum Stage {
     Snapped(View),
     /// The statement holds its rows (`View::jobs`); others wait for them or skip them.
     Holding(View),
+    /// It has read the clock and written (`View::left` is left of the expiry that it wrote), and nobody sees
+    /// that yet: the commit is on its way. Its rows are still held.
+    Written(View),
     /// Committed; the answer travels.
     Replied(Answer),
 }
@@ -187,6 +196,17 @@ pub struct Call {
     pub stage: Stage,
     /// Renewals only: ticks since it was sent, by the sender's own clock.
     pub age: u8,
+}
+
+/// Where a grant came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A claim.
+    Claim,
+    /// A takeover of a lease that was renewed since its claim.
+    Started,
+    /// A takeover of a lease that was never renewed: nothing can have been started.
+    Untouched,
 }
 
 /// What a permit stands for.
@@ -212,8 +232,8 @@ pub enum Phase {
     Starting {
         /// The grant.
         grant: Grant,
-        /// It came from a recovery.
-        recovered: bool,
+        /// Where it came from.
+        origin: Origin,
     },
     /// Active: the workload runs.
     Running {
@@ -226,6 +246,8 @@ pub enum Phase {
     Cleaning {
         /// The grant.
         grant: Grant,
+        /// The claim was renewed, so that there may be a container to deal with.
+        started: bool,
     },
     /// Active: no workload any more; the end is to be confirmed.
     Ending {
@@ -257,7 +279,7 @@ impl Phase {
         match self {
             Self::Starting { grant, .. }
             | Self::Running { grant, .. }
-            | Self::Cleaning { grant }
+            | Self::Cleaning { grant, .. }
             | Self::Ending { grant, .. }
             | Self::Stuck { grant, .. }
             | Self::Reconciling { grant } => Some(grant),
@@ -288,6 +310,17 @@ pub struct Permit {
     pub phase: Phase,
     /// The call.
     pub call: Option<Call>,
+}
+
+impl Stage {
+    /// The rows that a statement at this stage holds.
+    #[must_use]
+    pub const fn held(self) -> JobSet {
+        match self {
+            Self::Holding(view) | Self::Written(view) => view.jobs,
+            Self::Sent | Self::Snapped(_) | Self::Replied(_) => JobSet::NONE,
+        }
+    }
 }
 
 impl Permit {

@@ -10,8 +10,8 @@ use std::{
 use crate::{
     names::{Job, JobSet, Worker},
     state::{
-        Answer, Call, Grant, JobRow, LATE, Outcome, PERMITS, Permit, Phase, Place, Process, Request, Stage,
-        State, Token, View,
+        Answer, Call, Grant, JobRow, LATE, PERMITS, Permit, Phase, Place, Process, Request, Stage, State,
+        Token, View,
     },
 };
 
@@ -133,6 +133,7 @@ impl Renaming {
                 p.push(2, names.process(lease.owner));
                 p.push(2, self.number(lease.token));
                 p.push(3, u64::from(lease.left));
+                p.flag(lease.renewed);
             }
         }
         p.0
@@ -148,24 +149,25 @@ impl Renaming {
                 p.flag(recovery);
             }
             Phase::Joined { .. } => p.push(4, 2),
-            Phase::Starting { grant, recovered } => {
+            Phase::Starting { grant, origin } => {
                 p.push(4, 3);
                 self.grant(&mut p, grant);
-                p.flag(recovered);
+                p.push(2, origin as u64);
             }
             Phase::Running { grant, deadline } => {
                 p.push(4, 4);
                 self.grant(&mut p, grant);
                 p.push(3, u64::from(deadline));
             }
-            Phase::Cleaning { grant } => {
+            Phase::Cleaning { grant, started } => {
                 p.push(4, 5);
                 self.grant(&mut p, grant);
+                p.flag(started);
             }
             Phase::Ending { grant, outcome } => {
                 p.push(4, 6);
                 self.grant(&mut p, grant);
-                p.flag(outcome == Outcome::Back);
+                p.push(2, outcome as u64);
             }
             Phase::Stuck { grant, deadline, blocked } => {
                 p.push(4, 7);
@@ -214,7 +216,7 @@ impl Renaming {
             Request::End(grant, outcome) => {
                 p.push(3, 3);
                 self.grant(&mut p, grant);
-                p.flag(outcome == Outcome::Back);
+                p.push(2, outcome as u64);
             }
             Request::Reconcile(grant) => {
                 p.push(3, 4);
@@ -222,17 +224,21 @@ impl Renaming {
             }
         }
         match call.stage {
-            Stage::Sent => p.push(2, 0),
+            Stage::Sent => p.push(3, 0),
             Stage::Snapped(view) => {
-                p.push(2, 1);
+                p.push(3, 1);
                 self.view(&mut p, view);
             }
             Stage::Holding(view) => {
-                p.push(2, 2);
+                p.push(3, 2);
+                self.view(&mut p, view);
+            }
+            Stage::Written(view) => {
+                p.push(3, 3);
                 self.view(&mut p, view);
             }
             Stage::Replied(answer) => {
-                p.push(2, 3);
+                p.push(3, 4);
                 p.push(
                     3,
                     match answer {

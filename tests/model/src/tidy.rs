@@ -8,18 +8,22 @@
 //! Mutants break their reasons, so a rule is off while what it leans on is broken.
 
 use crate::{
-    database::Takes,
+    database::{Takes, repeats},
     mutant::Mutant,
     names::{JobSet, Worker},
     properties::Broken,
     protocol::Protocol,
-    state::{Answer, Call, Grant, LATE, PERMITS, Permit, Phase, Place, Request, Stage, State, Token, Who},
+    state::{
+        Answer, Call, Grant, LATE, Outcome, PERMITS, Permit, Phase, Place, Request, Stage, State, Token, Who,
+    },
 };
 
 impl Protocol {
     /// Tidies a state after a step.
     pub fn tidy(&self, s: &mut State) {
-        if self.scope.tidy {
+        // (Nothing is finished on the quiet where just that is what goes wrong.)
+        if self.scope.tidy && !self.is(Mutant::StaleSnapshotClaim) {
+            forget_that_late_calls_are_repeats(s);
             self.finish_empty_statements(s);
             for worker in Worker::ALL {
                 for n in 0..PERMITS {
@@ -34,14 +38,14 @@ impl Protocol {
     }
 
     /// A claim or recovery that has found nothing in its snapshot can only grant nothing; a late one is gone
-    /// with that. (A repeat waits while another copy of its command holds the command's key.)
+    /// with that.
     fn finish_empty_statements(&self, s: &mut State) {
         for who in State::everybody() {
             if let Some(call) = s.call(who)
                 && let Stage::Snapped(view) = call.stage
                 && view.jobs.is_empty()
                 && matches!(call.request, Request::Claim { .. } | Request::Recover { .. })
-                && !self.waits_for_the_key(s, Some(who), call.request)
+                && !(repeats(call.request) && self.key_is_taken(s, Some(who), call.request))
             {
                 self.take(s, who, call, view, JobSet::NONE);
             }
@@ -70,7 +74,7 @@ impl Protocol {
             Phase::Running { .. } => self.forget_a_late_confirmation(s, worker, n),
             Phase::Starting { grant, .. }
             | Phase::Ending { grant, .. }
-            | Phase::Cleaning { grant }
+            | Phase::Cleaning { grant, .. }
             | Phase::Reconciling { grant } => {
                 self.forget_a_late_confirmation(s, worker, n);
                 if self.is_over(s, grant) && self.changes_nothing(s, Who::Permit(worker, n)) {
@@ -114,33 +118,28 @@ impl Protocol {
         }
     }
 
-    /// Whether a lease is lost for good: no row holds its token, or it has expired (L3).
+    /// Whether a lease is lost for good: no row holds its token, or it has expired (L3), and no mutation under
+    /// it waits for its commit.
     fn is_over(&self, s: &State, grant: Grant) -> bool {
-        use Mutant::{
-            ClockBeforeTheLock, NoExpiryCheck, OneTokenForABatch, ReconcileClockAfterSnapshot,
-            RenewalRevives, StaleSnapshotEnd, UpdateByIdAlone,
-        };
-        let broken = matches!(
-            self.mutant,
-            Some(
-                ClockBeforeTheLock
-                    | NoExpiryCheck
-                    | OneTokenForABatch
-                    | ReconcileClockAfterSnapshot
-                    | RenewalRevives
-                    | StaleSnapshotEnd
-                    | UpdateByIdAlone
-            )
-        );
+        let broken = self.mutant.is_some_and(Mutant::lets_lost_leases_act);
+        let uncommitted = s.callers().any(|(_, call)| {
+            matches!(call.stage, Stage::Written(_))
+                && matches!(call.request, Request::Renew(held) | Request::End(held, _) if held == grant)
+        });
         let lease = s.lease(grant.job).filter(|lease| grant.token == Token::Is(lease.token));
-        !broken && lease.is_none_or(|lease| lease.left == 0)
+        !broken && lease.is_none_or(|lease| lease.left == 0 && !uncommitted)
     }
 
     /// Runs a call to its end on a copy of the state. It must change no row, and an end must be answered as
-    /// it was recorded. False: its row is held by somebody else, so that it cannot be run yet.
+    /// it was recorded. Who holds its row is left out: it could only take the lease away. False: it waits.
     fn changes_nothing(&self, s: &mut State, who: Who) -> bool {
         let Some(call) = s.call(who) else { return true };
         let mut copy = *s;
+        for other in State::everybody().filter(|other| *other != who) {
+            if s.call(other).is_some_and(|call| !call.stage.held().is_empty()) {
+                copy.advance(other, Stage::Sent);
+            }
+        }
         while let Some(Call { stage, .. }) = copy.call(who) {
             match stage {
                 Stage::Sent => self.snapshot(&mut copy, who, call),
@@ -150,10 +149,12 @@ impl Protocol {
                     let Some(rows) = takes.iter().next() else { return false };
                     self.take(&mut copy, who, call, view, rows);
                 }
-                Stage::Holding(view) => self.write(&mut copy, who, call, view),
+                Stage::Holding(_) => self.read_clock(&mut copy, who),
+                Stage::Written(_) => self.commit(&mut copy, who),
                 Stage::Replied(answer) => {
                     let recorded = matches!(call.request, Request::End(Grant { token: Token::Ended, .. }, _));
-                    if (answer == Answer::Done) != recorded {
+                    let postponed = matches!(call.request, Request::End(_, Outcome::Postpone));
+                    if (answer == Answer::Done) != recorded && !postponed {
                         s.broken |= Broken::TRUE_ANSWERS;
                     }
                     break;
@@ -164,6 +165,16 @@ impl Protocol {
             s.broken |= Broken::L2;
         }
         true
+    }
+}
+
+/// A late repeat grants what a late first copy grants; if it grants nothing, it records that, and so does the
+/// repeat that the permit still waits for.
+fn forget_that_late_calls_are_repeats(s: &mut State) {
+    for call in s.late.iter_mut().flatten() {
+        if let Request::Claim { repeat, .. } | Request::Recover { repeat, .. } = &mut call.request {
+            *repeat = false;
+        }
     }
 }
 

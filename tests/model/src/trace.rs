@@ -8,7 +8,8 @@ use crate::{
     explore::Steps,
     names::{Job, JobSet, Worker},
     state::{
-        Answer, Call, Grant, Lease, Outcome, PERMITS, Permit, Phase, Place, Request, Stage, State, Token, Who,
+        Answer, Call, Grant, Lease, Origin, Outcome, PERMITS, Permit, Phase, Place, Request, Stage, State,
+        Token, Who,
     },
 };
 
@@ -20,11 +21,12 @@ pub fn print(steps: &Steps) -> String {
     let mut epochs = [0; 2];
     for (n, pair) in steps.windows(2).enumerate() {
         let [(before, Some(action)), (after, _)] = pair else { continue };
-        if let Action::Write(who) = action
+        if let Action::Commit(who) = action
             && before.call(*who).is_some_and(|call| call.request.command() > 0)
         {
             for job in Job::ALL {
-                epochs[job.ix()] += u32::from(before.job(job).place != after.job(job).place);
+                let granted = before.job(job).place != after.job(job).place && after.lease(job).is_some();
+                epochs[job.ix()] += u32::from(granted);
             }
         }
         let _ = writeln!(text, "  {:>2}. {}", n + 1, step(before, *action, after));
@@ -54,6 +56,7 @@ pub fn step(before: &State, action: Action, after: &State) -> String {
             let how = match outcome {
                 Outcome::Terminal => "complete / fail / cancel",
                 Outcome::Back => "release / reschedule / retry",
+                Outcome::Postpone => "postpone recovery",
             };
             format!("{how}: {}'s work under permit {} has ended, and the end is sent", name(worker), n + 1)
         }
@@ -66,10 +69,25 @@ pub fn step(before: &State, action: Action, after: &State) -> String {
         Action::Take(who, rows) if rows.is_empty() => {
             format!("database: {} finds no row to take{}", call(before, who), outcome(after, who))
         }
-        Action::Take(who, rows) => format!("database: {} holds the row of {}", call(before, who), set(rows)),
-        Action::Write(who) => {
+        Action::CancelAndTake(who, rows) => format!(
+            "request cancel: somebody asks for {} to be cancelled, and then {} takes its row",
+            set(rows),
+            call(before, who)
+        ),
+        Action::Take(who, rows) => {
+            let clock = match after.call(who).map(|call| call.stage) {
+                Some(Stage::Holding(_)) => String::new(),
+                Some(Stage::Written(_)) => ", reads the clock and writes".into(),
+                _ => format!(", reads the clock and may not write{}", outcome(after, who)),
+            };
+            format!("database: {} holds the row of {}{clock}", call(before, who), set(rows))
+        }
+        Action::ReadClock(who) => {
+            format!("database: {} reads the clock and writes{}", call(before, who), outcome(after, who))
+        }
+        Action::Commit(who) => {
             let effect = effect(before, after, before.call(who).map(|call| call.request));
-            format!("database: {} reads the clock, writes and commits: {effect}", call(before, who))
+            format!("database: {} commits: {effect}", call(before, who))
         }
         Action::Deliver(worker, n) => {
             let answer = before.permit(worker, n).call.map_or(String::new(), progress);
@@ -141,7 +159,7 @@ fn place(s: &State, place: Place, grant: Option<u32>) -> String {
         Place::Pending => "PENDING".into(),
         Place::Queued => "QUEUED".into(),
         Place::Ended => "ended".into(),
-        Place::Running(Lease { owner, token, left, .. }) => {
+        Place::Running(Lease { owner, token, left, renewed, .. }) => {
             let dead = if owner.alive { "" } else { "'s dead process" };
             let left = match left {
                 0 => "expired".into(),
@@ -149,9 +167,10 @@ fn place(s: &State, place: Place, grant: Option<u32>) -> String {
                 _ => format!("{left} ticks left"),
             };
             let same = s.jobs_where(|p| matches!(p, Place::Running(lease) if lease.token == token));
+            let untouched = if renewed { "" } else { ", not renewed yet" };
             let shared = if same.iter().count() > 1 { ", token shared with the other job" } else { "" };
             let grant = grant.map_or(String::new(), |n| format!(", grant {n}"));
-            format!("RUNNING for {}{dead}{grant}, {left}{shared}", name(owner.worker))
+            format!("RUNNING for {}{dead}{grant}, {left}{untouched}{shared}", name(owner.worker))
         }
     }
 }
@@ -161,12 +180,12 @@ fn permit(permit: &Permit) -> String {
         Phase::Free => "free".into(),
         Phase::Asking { repeat: false, .. } | Phase::Joined { .. } => "reserved".into(),
         Phase::Asking { repeat: true, .. } => "awaiting replay".into(),
-        Phase::Starting { grant, recovered: false } => format!("active, to start {}", held(grant)),
-        Phase::Starting { grant, recovered: true } => format!("active, took over {}", held(grant)),
+        Phase::Starting { grant, origin: Origin::Claim } => format!("active, to start {}", held(grant)),
+        Phase::Starting { grant, .. } => format!("active, took over {}", held(grant)),
         Phase::Running { grant, deadline } => {
             format!("active, RUNS {}, to be dead in {deadline}", held(grant))
         }
-        Phase::Cleaning { grant } => format!("active, cleans up {}", held(grant)),
+        Phase::Cleaning { grant, .. } => format!("active, cleans up {}", held(grant)),
         Phase::Ending { grant, .. } => format!("active, ends {}", held(grant)),
         Phase::Stuck { grant, blocked, deadline } => {
             let why = if blocked { "cannot be killed".into() } else { format!("to be dead in {deadline}") };
@@ -215,6 +234,7 @@ fn effect(before: &State, after: &State, request: Option<Request>) -> String {
             (Place::Running(_), Place::Running(_)) => match request {
                 Some(Request::Renew(_)) => format!("{job:?} renewed"),
                 Some(Request::Recover { .. }) => format!("{job:?} taken over"),
+                Some(Request::End(..)) => format!("{job:?} expires at once"),
                 _ => format!("{job:?} granted anew"),
             },
             (_, Place::Running(_)) => format!("{job:?} granted"),
@@ -244,6 +264,7 @@ fn request(request: Request) -> String {
         Request::Renew(grant) => format!("renew {:?}", grant.job),
         Request::End(grant, Outcome::Terminal) => format!("complete {:?}", grant.job),
         Request::End(grant, Outcome::Back) => format!("release {:?}", grant.job),
+        Request::End(grant, Outcome::Postpone) => format!("postpone recovery of {:?}", grant.job),
         Request::Reconcile(grant) => format!("reconcile {:?}", grant.job),
     }
 }
@@ -261,6 +282,7 @@ fn progress(call: Call) -> String {
             Request::Reconcile(_) => format!("sees an expiry {} ahead of the clock", view.left),
         },
         Stage::Holding(view) => format!("holds the row of {}", set(view.jobs)),
+        Stage::Written(view) => format!("has written {}, not committed", set(view.jobs)),
         Stage::Replied(answer) => match answer {
             Answer::Granted(jobs) if jobs.is_empty() => "nothing granted".into(),
             Answer::Granted(jobs) => format!("granted {}", set(jobs)),

@@ -8,7 +8,8 @@ use crate::{
     properties::Broken,
     protocol::Protocol,
     state::{
-        Answer, Call, Grant, LATE, Outcome, PERMITS, Permit, Phase, Place, Request, Stage, State, Token, Who,
+        Answer, Call, Grant, LATE, Origin, Outcome, PERMITS, Permit, Phase, Place, Request, Stage, State,
+        Token, Who,
     },
 };
 
@@ -47,7 +48,7 @@ impl Protocol {
             Way::Looks => self.snapshot(s, who, call),
             Way::Takes(rows) => {
                 if let Ok(view) = self.look(s, call) {
-                    self.take(s, who, call, view, rows);
+                    self.take_now(s, who, call, view, rows);
                 }
             }
         }
@@ -92,9 +93,11 @@ impl Protocol {
 
     /// The workload has ended, or a recovered container has been dealt with: the end is reported.
     pub fn end_work(&self, s: &mut State, worker: Worker, n: usize, outcome: Outcome) {
-        let Some(grant) = s.permit(worker, n).phase.grant() else { return };
-        if matches!(s.permit(worker, n).phase, Phase::Cleaning { .. })
+        let phase = s.permit(worker, n).phase;
+        let Some(grant) = phase.grant() else { return };
+        if matches!(phase, Phase::Cleaning { started: true, .. })
             && matches!(grant.token, Token::Is(_))
+            && outcome != Outcome::Postpone
             && !self.is(Mutant::CleanupSkipped)
         {
             // Only containers of an older epoch are touched. With a token that has been replaced, what still
@@ -115,12 +118,13 @@ impl Protocol {
                 self.take_grants(s, worker, n, command, recovery, jobs);
                 return;
             }
-            (Phase::Starting { grant, recovered }, Answer::Held { cancel }) => {
-                match (deadline, recovered, cancel) {
+            (Phase::Starting { grant, origin }, Answer::Held { cancel }) => {
+                match (deadline, origin, cancel) {
                     (0, ..) => Phase::Reconciling { grant },
-                    (_, true, _) => Phase::Cleaning { grant },
-                    (_, false, true) => Phase::Ending { grant, outcome: Outcome::Terminal },
-                    (_, false, false) => Phase::Running { grant, deadline },
+                    (_, Origin::Claim, true) => Phase::Ending { grant, outcome: Outcome::Terminal },
+                    (_, Origin::Claim, false) => Phase::Running { grant, deadline },
+                    (_, Origin::Started, _) => Phase::Cleaning { grant, started: true },
+                    (_, Origin::Untouched, _) => Phase::Cleaning { grant, started: false },
                 }
             }
             (Phase::Running { grant, .. }, Answer::Held { cancel: true }) => {
@@ -133,7 +137,9 @@ impl Protocol {
                 s.broken |= Broken::TRUE_ANSWERS;
                 Phase::Free
             }
-            (Phase::Ending { grant, .. }, Answer::Done) if grant.token != Token::Ended => {
+            (Phase::Ending { grant, outcome }, Answer::Done)
+                if grant.token != Token::Ended && outcome != Outcome::Postpone =>
+            {
                 s.broken |= Broken::TRUE_ANSWERS;
                 Phase::Free
             }
@@ -171,9 +177,12 @@ impl Protocol {
                 s.permit_mut(worker, at).phase = Phase::Free;
                 continue;
             };
-            let token = match s.lease(job) {
-                Some(lease) if lease.command == command => Token::Is(lease.token),
-                _ => Token::Replaced,
+            let lease = s.lease(job).filter(|lease| lease.command == command);
+            let token = lease.map_or(Token::Replaced, |lease| Token::Is(lease.token));
+            let origin = match lease {
+                _ if !recovered => Origin::Claim,
+                Some(lease) if !lease.renewed => Origin::Untouched,
+                _ => Origin::Started,
             };
             let grant = Grant { job, token };
             let runs_it = s.permits[worker.ix()]
@@ -185,7 +194,7 @@ impl Protocol {
             } else if self.is(Mutant::StartWithoutRenewal) && !recovered {
                 self.enter(s, worker, at, Phase::Running { grant, deadline: self.local_term() });
             } else {
-                self.enter(s, worker, at, Phase::Starting { grant, recovered });
+                self.enter(s, worker, at, Phase::Starting { grant, origin });
             }
         }
     }
@@ -209,7 +218,7 @@ impl Protocol {
         let freed = self.is(Mutant::PermitFreedOnDrop);
         let next = match s.permit(worker, n).phase {
             Phase::Running { grant, deadline } => Phase::Stuck { grant, deadline, blocked: false },
-            Phase::Starting { grant, .. } | Phase::Cleaning { grant } | Phase::Ending { grant, .. }
+            Phase::Starting { grant, .. } | Phase::Cleaning { grant, .. } | Phase::Ending { grant, .. }
                 if !freed =>
             {
                 Phase::Reconciling { grant }
@@ -295,7 +304,7 @@ impl Protocol {
             }
         }
         for call in s.calls_mut() {
-            if let Stage::Snapped(view) = &mut call.stage {
+            if let Stage::Snapped(view) | Stage::Written(view) = &mut call.stage {
                 view.left = view.left.saturating_sub(1);
             }
         }
