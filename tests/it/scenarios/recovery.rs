@@ -1,8 +1,8 @@
 //! Recovery: workers are killed as processes, and others take over what they leave, containers on a real engine
 //! among it.
 //!
-//! The large scene plays small in `make test`; with `LEASEHOLD_TEST_LONG=1` it plays in full: a hundred jobs, every
-//! setting at its default.
+//! The large scene plays small in `make test`; `make proof` plays it in full: a hundred jobs, every setting at its
+//! default.
 
 use std::{
     collections::HashMap,
@@ -30,6 +30,7 @@ use crate::support::{
     engine::{IMAGE, TestEngine},
     eventually::{eventually, pass},
     services,
+    size::rounds,
 };
 
 const SOON: Duration = Duration::from_secs(60);
@@ -187,7 +188,7 @@ struct Size {
 
 impl Size {
     fn asked_for() -> Self {
-        if std::env::var_os("LEASEHOLD_TEST_LONG").is_some_and(|value| value != "0") {
+        if rounds(0, 1) == 1 {
             let settings = vec![("EXECUTION_WORKER_CONCURRENCY", "100"), ("SCENARIO_CONTAINERS", "1")];
             return Self { jobs: 100, survivors: 5, settings, soon: Duration::from_secs(2) };
         }
