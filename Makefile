@@ -57,7 +57,7 @@ chaos-defects: ## The same with each of five defects switched on in the product:
 proof: ## The long forms of proofs that make test runs in a short form, with their figures
 	@.ci/needs.sh test
 	cargo build --locked --workspace --bins --examples
-	LEASEHOLD_TEST_LONG=1 tests/services.sh run -- cargo nextest run --locked --test it --no-capture -E 'test(docker::reaper::) | test(scenarios::frozen::) | test(the_jobs_of_a_killed_worker)'
+	LEASEHOLD_TEST_LONG=1 tests/services.sh run -- cargo nextest run --profile proof --locked --test it --no-capture -E 'test(docker::reaper::) | test(scenarios::frozen::) | test(the_jobs_of_a_killed_worker)'
 
 .PHONY: doc
 doc: ## Documentation and its examples

@@ -14,4 +14,5 @@ mod reaper;
 mod stopping;
 mod tls;
 mod versions;
+mod worker_fence;
 mod yard;

@@ -84,6 +84,11 @@ impl Yard {
 
     /// Submits and claims this many jobs, whose programs are this script.
     pub(super) async fn claim(&self, count: u32, script: &str, lease: Duration) -> Vec<Grant> {
+        self.submit(count as usize, script).await;
+        self.claim_queued(count, lease).await
+    }
+
+    pub(super) async fn submit(&self, count: usize, script: &str) -> Vec<JobId> {
         let spec = ContainerSpec {
             image: IMAGE.to_owned(),
             command: ["sh", "-c", script].map(str::to_owned).to_vec(),
@@ -92,8 +97,7 @@ impl Yard {
             ..ContainerSpec::default()
         };
         let job = NewJob::ad_hoc(JobDefinition::Container(spec));
-        self.store.submit_bulk(vec![job; count as usize]).await.unwrap();
-        self.claim_queued(count, lease).await
+        self.store.submit_bulk(vec![job; count]).await.unwrap()
     }
 
     pub(super) async fn claim_queued(&self, count: u32, lease: Duration) -> Vec<Grant> {

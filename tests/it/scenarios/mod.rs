@@ -5,6 +5,7 @@ mod bench;
 mod completing;
 mod database;
 mod failover;
+mod frozen;
 mod handlers;
 mod heartbeat;
 mod heartbeat_tls;

@@ -10,8 +10,11 @@
 //! | `obedient` | the same, but ends at once when it is told to stop |
 //! | `blocking` | as `trace`, but blocks its thread meanwhile |
 //! | `panicking` | writes a row and panics |
+//! | `ticking` | knows nothing of leases: blocks its thread, and writes a tick to `SCENARIO_LEDGER` every 100 ms |
+//!
+//! With `SCENARIO_CONTAINERS=1` it serves containers too.
 
-use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
+use std::{error::Error, io::Write as _, process::ExitCode, sync::Arc, time::Duration};
 
 use leasehold::{
     Worker,
@@ -71,6 +74,17 @@ async fn panicking(traces: Traces, job: Job<Work>, lease: LeaseHandle) -> Result
     panic!("this handler always panics, after {} ms of nothing", job.payload.ms)
 }
 
+async fn ticking(job: Job<Work>, lease: LeaseHandle) -> Result<(), HandlerError> {
+    let mut ledger = std::net::TcpStream::connect(std::env::var("SCENARIO_LEDGER")?)?;
+    for _ in 0..job.payload.ms / 100 {
+        let uptime = std::fs::read_to_string("/proc/uptime")?;
+        let at = uptime.split_whitespace().next().unwrap_or_default();
+        ledger.write_all(format!("{} {} {at}\n", lease.job(), lease.epoch()).as_bytes())?;
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
 #[tokio::main]
 async fn main() -> Result<ExitCode, Box<dyn Error>> {
     leasehold::telemetry::init("info")?;
@@ -86,6 +100,8 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
         .handler("obedient", move |job, lease| obedient(b.clone(), job, lease))
         .handler("blocking", move |job, lease| blocking(c.clone(), job, lease))
         .handler("panicking", move |job, lease| panicking(d.clone(), job, lease))
+        .handler("ticking", ticking)
+        .containers(std::env::var("SCENARIO_CONTAINERS").is_ok_and(|value| value == "1"))
         .build()
         .await?;
     let health = worker.health();
