@@ -50,7 +50,7 @@ chaos: ## A fleet under every fault for CHAOS_MINUTES (10), by CHAOS_SEED (1), a
 chaos-defects: ## The same with each of five defects switched on in the product: the checker must report them
 	@.ci/needs.sh test
 	cargo build --locked --bins --examples
-	CHAOS_DEFECTS=1 tests/services.sh run -- \
+	CHAOS_DEFECTS=$${CHAOS_DEFECTS:-all} tests/services.sh run -- \
 		cargo test --locked --test it -- --exact chaos::every_defect_that_is_switched_on_is_reported --nocapture
 
 .PHONY: proof

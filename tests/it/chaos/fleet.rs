@@ -130,17 +130,20 @@ impl Member {
         self.child.lock().unwrap().as_ref().map(Child::id)
     }
 
-    /// Starts it again if it has ended by itself, and says so.
+    /// Starts it again if it has ended by itself, and says so; true when it should not have.
     pub fn revive(&self) -> bool {
         let ended = match self.child.lock().unwrap().as_mut() {
             Some(child) => child.try_wait().unwrap(),
             None => return false,
         };
-        if let Some(status) = ended {
+        let Some(status) = ended else { return false };
+        self.start();
+        // A process that is started while the database, or its engine, is away says so and ends.
+        let refused = status.code() == Some(6);
+        if !refused {
             println!("chaos: {} ended by itself: {status}; see {}", self.name, self.log.display());
-            self.start();
         }
-        ended.is_some()
+        !refused
     }
 
     pub fn signal(&self, signal: Signal) {

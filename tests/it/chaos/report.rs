@@ -138,7 +138,7 @@ impl fmt::Display for Report {
         writeln!(f, "probes answered: {}", self.probes)?;
         writeln!(
             f,
-            "ended by themselves: {}; drains in the end that were not clean: {exits:?}",
+            "ended by themselves, otherwise than refused at their start: {}; drains in the end that were not clean: {exits:?}",
             self.unasked
         )?;
         writeln!(f, "\ninvariants")?;

@@ -61,7 +61,14 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
     let signals = StopSignals::listen()?;
     let ledger: SocketAddr = std::env::var("CHAOS_LEDGER")?.parse()?;
     let worker = Worker::builder().handler("script", move |job, lease| script(ledger, job, lease));
-    let worker = defective::as_told(worker).build().await?;
+    let worker = match defective::as_told(worker).build().await {
+        Ok(worker) => worker,
+        Err(error) => {
+            eprintln!("{error}");
+            // As `leasehold worker` does when the database is out of reach.
+            return Ok(ExitCode::from(6));
+        }
+    };
     let exit = worker.run_until_or_now(signals.first(), signals.second()).await?;
     Ok(ExitCode::from(exit.code()))
 }
