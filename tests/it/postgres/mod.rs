@@ -21,6 +21,7 @@ mod refusing;
 mod renewal;
 mod replay;
 mod retaking;
+mod servers;
 mod submitting;
 mod through_a_pooler;
 mod workflows;
