@@ -25,7 +25,7 @@ static CANDIDATES: Sql = sql!("recovery_candidates", [TEXT, INT8_ARRAY, INT8]);
 const OPERATION: &str = "recover";
 
 /// How long the findings of one look are handed out.
-const GOOD_FOR: Duration = Duration::from_secs(1);
+const GOOD_FOR: Duration = Duration::from_secs(5);
 /// How far ahead a look sees; as in its statement.
 const HORIZON: Duration = Duration::from_secs(15);
 /// The most leases that one look brings.
@@ -80,7 +80,7 @@ impl Lookout {
             clock: row.try_get(3).map_err(garbled)?,
             expired: u64::try_from(expired).unwrap_or(0),
             oldest: row.try_get(1).map_err(garbled)?,
-            next: horizon.map(|horizon| next.map_or(horizon, |next| micros(next).min(horizon))),
+            next: next.map(micros).into_iter().chain(horizon).min(),
             candidates: VecDeque::new(),
         })
     }

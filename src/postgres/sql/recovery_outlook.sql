@@ -7,6 +7,7 @@ select count(*) filter (where l.lease_expires_at <= now()) as expired, min(l.lea
        (extract(epoch from min(greatest(l.lease_expires_at, l.recovery_not_before, (select f.recovery_held_until from leasehold.fleet f))) filter (
            where greatest(l.lease_expires_at, l.recovery_not_before, (select f.recovery_held_until from leasehold.fleet f)) > now())
            - now()) * 1000000)::bigint as next_us,
-       now() as clock, exists (select from leasehold.leases o where o.namespace = $1) as any
+       now() as clock,
+       exists (select from leasehold.leases o where o.lease_expires_at > now() and o.namespace = $1) as ahead
 from leasehold.leases l
 where l.lease_expires_at <= (select now() + interval '15 seconds') and l.namespace = $1

@@ -287,7 +287,8 @@ async fn a_look_for_expired_leases_costs_one_comparison_a_row() {
         let plan = plan(&client, statement, literals).await;
         let mut scans = Vec::new();
         nodes_of(&plan, "Seq Scan", &mut scans);
-        let of_leases: Vec<&String> = scans.iter().filter(|scan| scan.contains("lease_expires_at")).collect();
+        let of_leases: Vec<&String> =
+            scans.iter().filter(|scan| scan.contains("lease_expires_at <=")).collect();
         let [scan] = of_leases[..] else { panic!("one scan of the leases: {scans:?}") };
         assert!(scan.contains("lease_expires_at <= $"), "{scan}");
         let mut loops = Vec::new();

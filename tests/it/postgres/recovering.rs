@@ -10,12 +10,16 @@ use leasehold::{
     postgres::PgStore,
     protocol::{
         domain::{CommandId, JobId},
-        ports::{Claimant, LeaseStore, RecoverAnswer, RecoverRequest, Renewal},
+        ports::{Claimant, End, LeaseStore, RecoverAnswer, RecoverRequest, Renewal},
     },
 };
 use tokio_postgres::Client;
 
-use crate::support::{database::TestDatabase, eventually::eventually, jobs::claimant};
+use crate::support::{
+    database::TestDatabase,
+    eventually::eventually,
+    jobs::{claimant, picture},
+};
 
 const BOUND: u32 = 100;
 
@@ -55,6 +59,42 @@ async fn pass(store: &PgStore, owner: &Claimant, limit: u32) -> RecoverAnswer {
     store.recover(&request).await.unwrap()
 }
 
+/// RC-01: between choosing and taking over, other leases are completed, released, or taken over by somebody else: of those
+/// nothing changes.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_changed_since_it_was_chosen_is_left_alone() {
+    let database = TestDatabase::create().await;
+    let (store, other, client) = (database.store().await, database.store().await, database.client().await);
+    let (owner, rival) = (claimant("w1"), claimant("w2"));
+    let jobs = expired(&client, 5).await;
+    // All five are chosen, one is taken over; the others are next.
+    let first = pass(&store, &owner, 1).await;
+    assert_eq!((first.takeovers[0].grant.authority.job, first.backlog), (jobs[0], 4));
+    let taken = pass(&other, &rival, 3).await.takeovers;
+    assert_eq!(taken.len(), 3);
+    let authority = |number: usize| taken[number].grant.authority.clone();
+    let complete = End::Complete { exit_code: None, output: None };
+    other.end(&authority(0), CommandId::generate(), &complete).await.unwrap();
+    let release = End::Release { delay: Duration::ZERO, reason: "drain" };
+    other.end(&authority(1), CommandId::generate(), &release).await.unwrap();
+    // All commands are in the picture, and the next pass adds its own.
+    let rows = async |job: JobId| -> Vec<String> {
+        let picture = picture(&client, job).await;
+        picture.lines().filter(|row| !row.starts_with("commands")).map(str::to_owned).collect()
+    };
+    let mut before = Vec::new();
+    for job in &jobs[1..4] {
+        before.push(rows(*job).await);
+    }
+    let second = pass(&store, &owner, 10).await;
+    let now: Vec<JobId> = second.takeovers.iter().map(|t| t.grant.authority.job).collect();
+    assert_eq!(now, [jobs[4]]);
+    for (job, before) in jobs[1..4].iter().zip(before) {
+        assert_eq!(rows(*job).await, before);
+    }
+    assert!(matches!(other.renew(&authority(2)).await.unwrap(), Renewal::Held { .. }));
+}
+
 async fn most_in_a_statement(client: &Client) -> (i64, i64) {
     let row = client
         .query_one(
@@ -67,7 +107,7 @@ async fn most_in_a_statement(client: &Client) -> (i64, i64) {
     (row.get(0), row.get(1))
 }
 
-/// RC-06: ten thousand at once, by statements of a hundred; rows that somebody holds are in nobody's way, and are taken
+/// Ten thousand at once, by statements of a hundred; rows that somebody holds are in nobody's way, and are taken
 /// over as soon as they are free.
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_expired_leases_are_recovered_by_bounded_statements() {
@@ -117,7 +157,8 @@ async fn ten_thousand_expired_leases_are_recovered_by_bounded_statements() {
     assert_eq!((most, sum), (i64::from(BOUND), COUNT));
 }
 
-/// L1, L4: several recoverers that know nothing of each other share the leases out.
+/// L1, L4, RC-05: several recoverers that know nothing of each other share the leases out, of a worker that nobody ever
+/// registered.
 #[tokio::test(flavor = "multi_thread")]
 async fn recoverers_share_what_has_expired() {
     let database = TestDatabase::create().await;

@@ -170,6 +170,7 @@ macro_rules! conformance_cases {
                 nothing_is_taken_over_before_it_expires,
                 the_next_expiry_is_told,
                 each_takeover_has_its_own_token_and_epoch,
+                a_successor_of_the_same_name_takes_over,
                 the_oldest_expiry_comes_first,
                 a_takeover_keeps_what_the_claim_chose,
                 a_takeover_keeps_the_workflow_s_slot,

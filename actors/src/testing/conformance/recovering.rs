@@ -20,6 +20,7 @@ async fn renewed(bench: &Bench<'_>, grant: &Grant) {
     assert!(matches!(bench.renew(&grant.authority).await, Renewal::Held { .. }));
 }
 
+/// RN-03: the stored expiry decides, whatever the recoverer's own lease is.
 pub async fn nothing_is_taken_over_before_it_expires(harness: &dyn StoreHarness) {
     let bench = Bench::new(harness);
     let answer = bench.recover(10).await;
@@ -27,7 +28,8 @@ pub async fn nothing_is_taken_over_before_it_expires(harness: &dyn StoreHarness)
     assert_eq!((answer.next_expiry, answer.backlog, answer.oldest), (None, 0, None));
     let grant = bench.held().await;
     let before = bench.picture(grant.authority.job).await;
-    let answer = bench.recover(10).await;
+    let short = RecoverRequest { lease: Duration::from_secs(2), ..bench.recovery(10) };
+    let answer = bench.recover_with(short).await;
     assert!(answer.takeovers.is_empty());
     assert_eq!((answer.backlog, answer.oldest), (0, None));
     let next = answer.next_expiry.expect("a lease runs");
@@ -69,6 +71,22 @@ pub async fn each_takeover_has_its_own_token_and_epoch(harness: &dyn StoreHarnes
         renewed(&bench, &new.grant).await;
     }
     assert!(bench.recover(10).await.takeovers.is_empty(), "a taken over lease is live");
+}
+
+/// RN-07: a new process under the old name takes over as anybody does, and keeps nothing alive before.
+pub async fn a_successor_of_the_same_name_takes_over(harness: &dyn StoreHarness) {
+    let bench = Bench::new(harness);
+    let grant = bench.held().await;
+    renewed(&bench, &grant).await;
+    let successor = claimant(&bench.namespace, bench.owner.worker.as_str());
+    let request = RecoverRequest { owner: successor.clone(), ..bench.recovery(10) };
+    assert!(bench.recover_with(request.clone()).await.takeovers.is_empty(), "its lease still runs");
+    harness.expire(grant.authority.job).await;
+    let again = RecoverRequest { command: CommandId::generate(), ..request };
+    let taken = bench.recover_with(again).await.takeovers.remove(0);
+    assert_eq!(taken.grant.authority.owner, successor);
+    assert_eq!(bench.renew(&grant.authority).await, Renewal::NotLive);
+    renewed(&bench, &taken.grant).await;
 }
 
 pub async fn the_oldest_expiry_comes_first(harness: &dyn StoreHarness) {
