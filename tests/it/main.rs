@@ -6,6 +6,7 @@
 mod boundary;
 mod chaos;
 mod cli;
+mod crash;
 mod docker;
 mod docs;
 mod postgres;

@@ -1,11 +1,12 @@
 //! What tests stand on: the executable specification of the lease rules in memory, a wrapper that loses
-//! requests and answers, a container engine that plays scripts, probes for mailboxes, and the conformance
-//! suite that every store must pass.
+//! requests and answers, named points at which a worker crashes, a container engine that plays scripts, probes
+//! for mailboxes, and the conformance suite that every store must pass.
 //!
 //! Everything here lives behind the feature `testing` and is never part of a release binary. Time is
 //! tokio's: with a paused runtime it moves only when the test moves it.
 
 pub mod conformance;
+pub mod crash_points;
 pub mod flaky_store;
 pub mod harness;
 pub mod memory_store;

@@ -1,0 +1,10 @@
+//! Crash points: each place between two calls of a worker, × each thing that can happen to a process or a
+//! network there. See `actors/src/testing/crash_points/`.
+
+mod bed;
+mod cells;
+mod matrix;
+mod operations;
+mod process;
+mod shapes;
+mod victim;
