@@ -43,7 +43,7 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
             let (options, rounds) = (&args.recovery_options, args.options.rounds);
             let figures =
                 Box::pin(bench::recovery::run(&database, options, rounds, &progress, signals.first()));
-            return figures.await.map(Figures::Recovery).map_err(CliError::from);
+            return figures.await.map(|report| Figures::Recovery(Box::new(report))).map_err(CliError::from);
         }
         let figures = Box::pin(bench::run(&database, &args.options, &progress, signals.first()));
         figures.await.map(|report| Figures::Cycle(Box::new(report))).map_err(CliError::from)
@@ -59,7 +59,7 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
 
 enum Figures {
     Cycle(Box<BenchReport>),
-    Recovery(RecoveryReport),
+    Recovery(Box<RecoveryReport>),
 }
 
 impl From<BenchError> for CliError {
