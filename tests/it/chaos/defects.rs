@@ -46,7 +46,8 @@ impl Defect {
             Self::NoExpiryCheck => &["L2", "L3"],
             Self::NoTokenCheck => &["L2", "L3", "L10"],
             Self::EpochKept => &["L4"],
-            Self::RenewalsBelieved => &["L5"],
+            // Work that never ends under it keeps its permit, too.
+            Self::RenewalsBelieved => &["L5", "L8"],
             Self::EarlyRecovery => &["L1"],
         }
     }

@@ -155,7 +155,7 @@ pub struct Run {
 impl Run {
     /// The last sign of life that it gave itself.
     pub fn last_word(&self) -> Micros {
-        self.ended.or(self.ticks.last().copied()).unwrap_or(self.started)
+        self.ended.or_else(|| self.ticks.last().copied()).unwrap_or(self.started)
     }
 }
 

@@ -103,8 +103,9 @@ fn a_fleet_under_every_fault_keeps_every_promise() {
 fn finds(defect: Defect) {
     let settings = Settings {
         length: Duration::from_secs(30),
-        rate: 5.0,
-        work: 2000..9000,
+        rate: 3.5,
+        // Much of it longer than a lease.
+        work: 3000..14_000,
         handlers: 3,
         runners: 0,
         engines: 0,
