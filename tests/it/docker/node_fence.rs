@@ -65,6 +65,18 @@ async fn ready(store: &PgStore) -> NodeRow {
     .await
 }
 
+/// READY for good: a heartbeat that was on its way for long says READY as well, for a moment, when it arrives at
+/// last. Three seconds later there is none of that time any more.
+async fn ready_again(store: &PgStore) {
+    let first = ready(store).await.heartbeat_at;
+    eventually(SOON, "the node stays READY", async || {
+        let node = row(store).await?;
+        let later = node.heartbeat_at > first + Duration::from_secs(3);
+        (later && node.fresh && node.state.as_str() == "READY").then_some(())
+    })
+    .await;
+}
+
 /// Two containers of the node, under live leases, and one of a stranger.
 struct Workload {
     ours: Vec<ContainerId>,
@@ -129,7 +141,7 @@ async fn a_node_cut_off_from_its_database_has_killed_its_containers_before_it_co
 
     // It comes back by itself, and what is placed there then is left alone.
     proxy.stall(false);
-    ready(&yard.store).await;
+    ready_again(&yard.store).await;
     let fresh = yard.attached(&yard.claim(1, RUN, LEASE).await[0]).await;
     never(Duration::from_secs(3), "the fence went on killing", async || {
         (!yard.runs(&fresh).await).then_some(())
@@ -229,7 +241,7 @@ async fn an_agent_that_was_frozen_and_wakes_up_kills_what_ran_meanwhile_and_is_r
     }
     node.signal(Signal::CONT);
     workload.killed(&yard).await;
-    ready(&yard.store).await;
+    ready_again(&yard.store).await;
     let fresh = yard.attached(&yard.claim(1, RUN, LEASE).await[0]).await;
     never(Duration::from_secs(3), "the fence went on killing", async || {
         (!yard.runs(&fresh).await).then_some(())
