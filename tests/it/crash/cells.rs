@@ -68,9 +68,10 @@ impl Cell {
                     let healthy = Resident::start(&bed.place(lane, "healthy"), Vec::new()).await;
                     // Past the lease, and past the healthy one's next look.
                     pass(LEASE + Duration::from_secs(1)).await;
+                    // It must notice by itself that its time is over, and drain with everything in order. The order to
+                    // drain awaits it: claiming the job anew would be right, and another job than this cell's.
+                    victim.signal(Signal::TERM);
                     victim.signal(Signal::CONT);
-                    // It must notice by itself that its time is over, and drain with everything in order.
-                    pass(Duration::from_secs(1)).await;
                     let code = victim.drains().await?;
                     if code != 0 {
                         return Err(format!("the woken worker ended with {code}"));
