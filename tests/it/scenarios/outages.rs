@@ -288,12 +288,16 @@ async fn restarted_under_load(lease: u64, restarts: u32, every: Duration, away: 
     pass(every).await;
     stop.store(true, Ordering::SeqCst);
     let jobs = submitting.await.unwrap();
+    let mut most = 0;
     for (job, script) in &jobs {
         let detail = ended(&store, *job).await;
         let expected = if script.fails { JobState::Failed } else { JobState::Completed };
         assert_eq!(detail.row.state, expected, "{detail:?}");
         let losses = detail.leases.iter().filter(|lease| lease.how == "expired").count();
-        assert!(losses <= 1, "{detail:?}");
+        // One for each time that the server was away: a job that ran again may meet the next one. None is counted.
+        assert!(losses <= restarts as usize, "{detail:?}");
+        assert_eq!((detail.losses, detail.failures.system), (0, 0), "{detail:?}");
+        most = most.max(losses);
         if losses == 0 {
             assert_eq!(runs.lock().unwrap().get(job), Some(&1), "{detail:?}");
         }
@@ -302,7 +306,10 @@ async fn restarted_under_load(lease: u64, restarts: u32, every: Duration, away: 
     rows::conserved(&admin).await;
     let lost = "select count(*) from leasehold.lease_history where how = 'expired'";
     let lost: i64 = admin.query_one(lost, &[]).await.unwrap().get(0);
-    println!("lease {lease} s, {restarts} restarts: {} jobs, {lost} leases lost", jobs.len());
+    println!(
+        "lease {lease} s, {restarts} restarts: {} jobs, {lost} leases lost, at most {most} of one job",
+        jobs.len()
+    );
     running.drain().await;
     lost
 }
@@ -323,7 +330,7 @@ async fn restarts_under_load_lose_no_long_lease() {
 
 /// The server stays away for longer than a lease. Each job still ends once, as its script says.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn restarts_under_load_lose_a_short_lease_at_most_once() {
+async fn restarts_under_load_lose_a_short_lease_at_most_once_each() {
     let (count, every) = restarts();
     let lost = restarted_under_load(5, count, every, Duration::from_secs(6)).await;
     assert!(lost > 0, "the outage was no longer than the leases");
