@@ -4,7 +4,7 @@
 //! It takes no message. A pass is made
 //!
 //! - at its start,
-//! - at once, while a pass brought as much as it asked for,
+//! - soon, while a pass brought as much as it asked for: after [`pause_after`] it,
 //! - when a recovery permit becomes free while expired leases are waiting,
 //! - 100 ms after the earliest expiry that is ahead, and after `EXECUTION_WORKER_RECOVERY_INTERVAL` at the latest.
 //!
@@ -45,6 +45,17 @@ const AFTER_EXPIRY: Duration = Duration::from_millis(100);
 /// How soon leases are looked at again that have expired and could not be taken over now: somebody held the row,
 /// or the node has not been silent for long enough.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// The longest time between two passes that bring as much as they ask for.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+/// How long to wait after a pass that brought as much as it asked for and took so long: a fleet that recovers
+/// thousands of leases at once goes on claiming beside it, so recovery keeps the database busy for a part of the
+/// time only.
+#[must_use]
+pub fn pause_after(pass: Duration) -> Duration {
+    (pass * 4).min(LONGEST_PAUSE)
+}
 
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LONGEST_RETRY: Duration = Duration::from_secs(2);
@@ -179,7 +190,7 @@ impl RecoveryActor {
             self.in_flight = true;
         }
         let (env, timeout) = (Arc::clone(&self.parts.env), self.parts.env.timings.store_timeout);
-        let asked = Anchor::now();
+        let (asked, begun) = (Anchor::now(), Instant::now());
         let call = async move {
             let answer = tokio::time::timeout(timeout, env.store.recover(reservation.ask())).await;
             (reservation, answer.unwrap_or_else(|_| Err(no_answer(timeout))))
@@ -191,7 +202,7 @@ impl RecoveryActor {
                 act.in_flight = false;
             }
             match answer {
-                Ok(answer) => act.taken_over(reservation, asked, answer, ctx),
+                Ok(answer) => act.taken_over(reservation, asked, begun.elapsed(), answer, ctx),
                 Err(error) => act.failed(reservation, &error, ctx),
             }
             act.replay(ctx);
@@ -202,6 +213,7 @@ impl RecoveryActor {
         &mut self,
         mut reservation: Reservation<RecoverRequest>,
         asked: Anchor,
+        took: Duration,
         answer: RecoverAnswer,
         ctx: &mut Context<Self>,
     ) {
@@ -234,12 +246,10 @@ impl RecoveryActor {
             }
         });
         self.waiting_for_permits = false;
-        if full {
-            self.pass(ctx);
-        }
+        let soon = full.then(|| pause_after(took));
         let ahead = answer.next_expiry.map(|ahead| ahead + AFTER_EXPIRY);
         let behind = (answer.backlog > 0 || replay).then(|| jitter::about(LOOK_AGAIN));
-        self.arm(ahead.into_iter().chain(behind).min(), ctx);
+        self.arm(soon.into_iter().chain(ahead).chain(behind).min(), ctx);
     }
 
     fn failed(

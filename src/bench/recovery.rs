@@ -16,6 +16,7 @@ use std::{
 use leasehold_actors::{
     domain::{CommandId, Namespace, ProcessId, Route, WorkerId},
     ports::{Claimant, LeaseStore, OpenClaim, RecoverRequest},
+    recovery_actor::pause_after,
 };
 use serde::Serialize;
 use tokio::time::Instant;
@@ -198,7 +199,10 @@ async fn drain(
     while left > 0 {
         let pass_begun = Instant::now();
         let (now, backlog) = pass(bench, namespace, options.recovery_batch).await?;
-        drained.passes.push(pass_begun.elapsed());
+        let took = pass_begun.elapsed();
+        drained.passes.push(took);
+        // As a worker does.
+        tokio::time::sleep(pause_after(took)).await;
         drained.most = drained.most.max(now);
         taken += now;
         left = backlog;
