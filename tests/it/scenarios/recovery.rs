@@ -18,13 +18,17 @@ use leasehold::{
         domain::{ContainerSpec, JobDefinition, JobId, Namespace, NewJob, OnOrphan},
         ports::{ContainerEngine as _, ContainerStatus},
     },
+    workload::handler::{HandlerError, Job, LeaseHandle},
 };
 use rustix::process::Signal;
 use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
-use super::worker_process::WorkerProcess;
+use super::{
+    in_process::{Running, worker},
+    worker_process::WorkerProcess,
+};
 use crate::support::{
     database::TestDatabase,
     engine::{IMAGE, TestEngine},
@@ -449,4 +453,33 @@ async fn a_job_that_is_lost_three_times_in_a_row_ends_as_a_crash_loop() {
     assert!(began.elapsed() >= Duration::from_secs(12), "each loss takes a lease");
     survivor.signal(Signal::TERM);
     survivor.wait().assert_drained();
+}
+
+/// CL-09: whoever takes the lease over need not know the handler. It gives the job back, and neither fails nor runs it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_without_the_handler_takes_the_lease_over_and_leaves_the_job_to_one_that_has_it() {
+    let scene = Scene::new(4).await;
+    let victim = WorkerProcess::start(&scene.database, "w0", SHORT_LEASE);
+    let mut job = NewJob::handler("trace", &json!({ "ms": 3_000 }));
+    job.retry.backoff_ms = Some(0);
+    let job = scene.submit(job).await;
+    eventually(SOON, "it begins", async || {
+        (scene.number("select count(*) from traces").await > 0).then_some(())
+    })
+    .await;
+    victim.signal(Signal::KILL);
+    victim.wait();
+    let other = |_: Job<()>, _: LeaseHandle| std::future::ready(Ok::<_, HandlerError>(()));
+    let without = Running::start(worker(&scene.database).handler("other", other)).await;
+    eventually(SOON, "the job is given back", async || {
+        (scene.state(job).await.0 == "QUEUED" && scene.story(job).await.len() == 2).then_some(())
+    })
+    .await;
+    assert_eq!(scene.story(job).await, ["expired", "retrying"]);
+    let with = WorkerProcess::start(&scene.database, "w1", SHORT_LEASE);
+    assert_eq!(scene.ends(job).await, ("COMPLETED".to_owned(), 2, None));
+    assert_eq!(scene.story(job).await, ["expired", "retrying", "completed"]);
+    with.signal(Signal::TERM);
+    with.wait().assert_drained();
+    without.drain().await;
 }

@@ -1,8 +1,8 @@
 //! The worker processes of the scenarios: the real library, with handlers that leave traces in a table outside
 //! of schema `leasehold`.
 //!
-//! Settings come from the environment, as for `leasehold worker`; with `SCENARIO_CONTAINERS` it runs containers too. It prints `ready` once its actors run, and at
-//! its end one JSON object with its permits. Handlers, each with `{"ms": …}` as its payload:
+//! Settings come from the environment, as for `leasehold worker`. It prints `ready` once its actors run, and at its end
+//! one JSON object with its permits. Handlers, each with `{"ms": …}` as its payload:
 //!
 //! | name | does |
 //! |---|---|
@@ -95,7 +95,6 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
     let with = |traces: &Traces| traces.clone();
     let (a, b, c, d) = (with(&traces), with(&traces), with(&traces), with(&traces));
     let worker = Worker::builder()
-        .containers(std::env::var_os("SCENARIO_CONTAINERS").is_some())
         .handler("trace", move |job, lease| trace(a.clone(), job, lease))
         .handler("obedient", move |job, lease| obedient(b.clone(), job, lease))
         .handler("blocking", move |job, lease| blocking(c.clone(), job, lease))
