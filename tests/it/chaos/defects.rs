@@ -1,7 +1,7 @@
 //! Defects that a run can switch on in the product, to see that the checker finds them: two in the database's
 //! one predicate, one in its grants, two in the workers (`worker/defective.rs`).
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use tokio_postgres::Client;
 
@@ -59,6 +59,17 @@ impl Defect {
             Self::NoTokenCheck => vec![Fault::Postgres(Cut::There)],
             Self::RenewalsBelieved => vec![Fault::Postgres(Cut::BlackHole)],
             Self::EpochKept | Self::EarlyRecovery => vec![Fault::KillWorker],
+        }
+    }
+
+    /// How long a cut lasts, in milliseconds: past the lease; and where late calls must meet the job's next holder, until
+    /// there is one.
+    pub fn cuts(self) -> Range<u64> {
+        match self {
+            Self::NoTokenCheck => 8_500..10_500,
+            Self::NoExpiryCheck | Self::EpochKept | Self::RenewalsBelieved | Self::EarlyRecovery => {
+                5_500..7_000
+            }
         }
     }
 

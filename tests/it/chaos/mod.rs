@@ -109,7 +109,7 @@ fn finds(defect: Defect) {
         handlers: 3,
         runners: 0,
         engines: 0,
-        dose: Dose { only: Some(defect.shown_by()), cuts: 5500..7000, each: 6, servers: 3, daemons: 0 },
+        dose: Dose { only: Some(defect.shown_by()), cuts: defect.cuts(), each: 6, servers: 3, daemons: 0 },
         defect: Some(defect),
         ..settings(0.5)
     };
