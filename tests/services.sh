@@ -83,7 +83,7 @@ start_postgres() {
         >"$dir/initdb.log" 2>&1) || fail "initdb failed: $(tail -3 "$dir/initdb.log")"
     # fsync is off: the tests kill servers, never the machine.
     (cd "$dir/pg" && as_database_user "$bin/postgres" -D "$dir/pg/data" -p "$port" -k "$dir/pg" \
-        -c listen_addresses=127.0.0.1 -c max_connections=400 -c fsync=off -c full_page_writes=off \
+        -c listen_addresses=127.0.0.1 -c max_connections=1000 -c fsync=off -c full_page_writes=off \
         -c shared_buffers=256MB -c max_wal_size=2GB -c wal_level=replica -c max_prepared_transactions=0 \
         -c log_min_messages=warning -c log_line_prefix='%m [%p] %a ' \
         >"$dir/postgres.log" 2>&1) &

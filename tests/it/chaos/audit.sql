@@ -15,7 +15,9 @@ create table chaos.leases_seen (
     cancel boolean not null default false,
     postponed boolean not null default false,
     node_id text,
-    container_id text
+    container_id text,
+    -- Whose session it was; none where nobody of the fleet made the change.
+    member text
 );
 
 create function chaos.see_lease() returns trigger language plpgsql as $$
@@ -23,13 +25,13 @@ declare
     l leasehold.leases := coalesce(new, old);
 begin
     insert into chaos.leases_seen (job_id, old_epoch, old_token, old_owner, old_expires, new_epoch, new_token, new_owner,
-        new_expires, claim_epoch, lease_ms, cancel, postponed, node_id, container_id)
+        new_expires, claim_epoch, lease_ms, cancel, postponed, node_id, container_id, member)
     values (l.job_id, old.epoch, md5(old.token::text), old.worker_id || '/' || old.process_id,
         chaos.micros(old.lease_expires_at), new.epoch, md5(new.token::text), new.worker_id || '/' || new.process_id,
         chaos.micros(new.lease_expires_at), l.claim_epoch, l.lease_ms,
         tg_op = 'UPDATE' and old.cancel_requested_at is distinct from new.cancel_requested_at,
         tg_op = 'UPDATE' and old.recovery_not_before is distinct from new.recovery_not_before,
-        l.node_id, l.container_id);
+        l.node_id, l.container_id, nullif(current_setting('chaos.member', true), ''));
     return null;
 end $$;
 create trigger chaos_sees after insert or update or delete on leasehold.leases

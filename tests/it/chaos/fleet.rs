@@ -68,7 +68,7 @@ impl Member {
         role: Role,
         clock: Option<&'static str>,
     ) -> Self {
-        let (wire, url) = world.database_wire().await;
+        let (wire, url) = world.database_wire(name).await;
         let mut settings = vec![
             ("EXECUTION_WORKER_CONCURRENCY".to_owned(), CONCURRENCY.to_string()),
             ("CHAOS_LEDGER".to_owned(), ledger.address.to_string()),

@@ -3,7 +3,7 @@
 
 use super::{
     checker::{Finding, check},
-    history::{Accepted, EndOp, Freeze, History, Kind, Outage, Outcome, SECOND, Writer},
+    history::{Accepted, Change, EndOp, Freeze, History, Kind, Outage, Outcome, SECOND, Writer},
     sound::{BOX, CANCELED, event, holder, run, sound},
 };
 
@@ -71,6 +71,17 @@ fn an_end_after_the_expiry_is_rejected() {
     rejects(&["L2"], |history| {
         history.leases[9].at = 8 * SECOND;
     });
+}
+
+#[test]
+fn a_renewal_by_a_worker_that_does_not_hold_the_lease_is_rejected() {
+    let renewal = sound().leases.iter().position(|event| event.change() == Change::Renewed).unwrap();
+    rejects(&["L2"], |history| history.leases[renewal].member = Some("stranger".to_owned()));
+    // By its holder's own session it is what it should be.
+    let mut history = sound();
+    let holder = history.leases[renewal].before.as_ref().unwrap().owner.clone();
+    history.leases[renewal].member = holder.split('/').next().map(str::to_owned);
+    assert_eq!(broken(&check(&history)), [""; 0]);
 }
 
 #[test]

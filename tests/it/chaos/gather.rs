@@ -196,7 +196,7 @@ pub async fn read_database(world: &World, history: &mut History) {
         })
     };
     let sql = "select at, job_id, old_epoch, old_token, old_owner, old_expires, new_epoch, new_token, new_owner, new_expires,
-                      claim_epoch, lease_ms, cancel, postponed, node_id, container_id
+                      claim_epoch, lease_ms, cancel, postponed, node_id, container_id, member
                from chaos.leases_seen order by seq";
     history.leases = rows(sql)
         .await
@@ -212,6 +212,7 @@ pub async fn read_database(world: &World, history: &mut History) {
             postponed: row.get(13),
             node: row.get(14),
             container: row.get(15),
+            member: row.get(16),
         })
         .collect();
     let sql =

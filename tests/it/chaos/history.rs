@@ -58,6 +58,8 @@ pub struct LeaseEvent {
     pub postponed: bool,
     pub node: Option<String>,
     pub container: Option<String>,
+    /// The worker (or agent) whose session made the change, if it was one of the fleet.
+    pub member: Option<String>,
 }
 
 /// What a change of a lease was.

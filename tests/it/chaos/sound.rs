@@ -29,6 +29,7 @@ pub fn event(at: Micros, job: i64, before: Option<Holder>, after: Option<Holder>
         postponed: false,
         node: (job == BOX).then(|| "n1".to_owned()),
         container: None,
+        member: None,
     }
 }
 

@@ -101,11 +101,13 @@ impl World {
     }
 
     /// A new wire to the database, and the address by way of it.
-    pub async fn database_wire(&self) -> (Wire, String) {
+    pub async fn database_wire(&self, member: &str) -> (Wire, String) {
         let mut url = url::Url::parse(&self.url).unwrap();
         let target = format!("127.0.0.1:{}", url.port().unwrap());
         let wire = Wire::before(Target::Postgres(target)).await;
         url.set_port(Some(wire.port)).unwrap();
+        // Every session says whose it is, so that the database's record of changes can name who made them.
+        url.query_pairs_mut().append_pair("options", &format!("-cchaos.member={member}"));
         (wire, url.into())
     }
 

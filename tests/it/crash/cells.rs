@@ -70,7 +70,10 @@ impl Cell {
                     pass(LEASE + Duration::from_secs(1)).await;
                     // It must notice by itself that its time is over, and drain with everything in order. The order to
                     // drain awaits it: claiming the job anew would be right, and another job than this cell's.
-                    victim.signal(Signal::TERM);
+                    // Told once: a second time means to stop at once.
+                    if self.shape.push() != Push::Drain {
+                        victim.signal(Signal::TERM);
+                    }
                     victim.signal(Signal::CONT);
                     let code = victim.drains().await?;
                     if code != 0 {

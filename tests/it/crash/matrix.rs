@@ -115,7 +115,7 @@ async fn jobs_lead_over_every_named_point_and_over_no_other() {
 }
 
 /// How many cells are played at a time.
-const LANES: usize = 12;
+const LANES: usize = 8;
 
 /// Plays one deed at every point, and prints what became of it.
 async fn play(deeds: &[(Side, Deed)], engine: u8) {

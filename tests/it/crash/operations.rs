@@ -62,7 +62,7 @@ const FAULTS: [(&str, Side, Deed); 3] = [
 const WORKERS: usize = 3;
 const JOBS: u32 = 7;
 
-const LANES: usize = 12;
+const LANES: usize = 8;
 const SOON: Duration = Duration::from_secs(90);
 
 /// How an operation went under one fault.

@@ -104,9 +104,8 @@ impl Victim {
         stopped.unwrap_or_else(|| Err("it did not come to its point".to_owned()))
     }
 
-    /// SIGTERM, and its end.
+    /// Waits for its end, once it was told to drain.
     pub async fn drains(mut self) -> Result<i32, String> {
-        self.signal(Signal::TERM);
         let ended = within(async || self.child.try_wait().unwrap()).await;
         ended.and_then(|status| status.code()).ok_or_else(|| "it did not drain".to_owned())
     }

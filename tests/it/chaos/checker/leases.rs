@@ -76,6 +76,13 @@ pub fn only_the_live_change(history: &History) -> Finding {
             matches!(change, Change::Renewed | Change::Touched | Change::Postponed | Change::Gone);
         let Some(before) = event.before.as_ref().filter(|_| protected) else { continue };
         mutations += 1;
+        let worker = before.owner.split('/').next().unwrap_or_default();
+        if let Some(member) = event.member.as_deref().filter(|member| *member != worker) {
+            finding.violated(format!(
+                "job {} epoch {}: {change:?} by {member}, and the lease is {worker}'s",
+                event.job, before.epoch
+            ));
+        }
         let late = event.at - before.expires;
         if late > history.limits.statement {
             finding.violated(format!(
