@@ -2,6 +2,8 @@
 //! answers; there is no get, no put, no transaction and no clock (the database alone decides expiry, and
 //! answers say how much time is left).
 
+pub mod recipe;
+
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;

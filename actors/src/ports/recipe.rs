@@ -1,0 +1,374 @@
+//! What recipes ask of the store beyond their lease: the durable log of a job, its signals and children, its
+//! client payload, and the redemption of a lease that was handed over.
+//!
+//! The log is one sequence of events with contiguous ordinals. An event is written once, under a live lease, in the
+//! statement that checks the lease; (job, path, sort of event, reopening) names it, so that a repeat needs no command
+//! id: the same content answers *recorded*, another content *conflict*, and what was recorded first stands.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+
+use super::{Authority, LeaseStore};
+use crate::{
+    domain::{CommandId, Epoch, Failure, JobId, JobState, LeaseToken, Namespace, NewJob, WorkerId},
+    error::StoreError,
+};
+
+/// JSON exactly as it was written: big numbers, the order of keys and white space included.
+pub type JsonText = Arc<str>;
+
+/// How a task ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TaskOutcome {
+    /// With this output.
+    Succeeded {
+        /// Raw JSON text.
+        output: JsonText,
+    },
+    /// With this failure. A failure is a result too: whether there is another attempt is read from the log.
+    Failed(Failure),
+    /// It was cancelled, since a sibling in a `parallel` failed.
+    Canceled,
+}
+
+/// What an event says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EventBody {
+    /// A task came to its end.
+    Task {
+        /// Its op.
+        op: String,
+        /// Hash over the op's name and its canonical input.
+        input_hash: String,
+        /// Which attempt of its node this was, from 1.
+        attempt: i32,
+        /// How it ended.
+        outcome: TaskOutcome,
+        /// The change of needs that the op asked for (`suspend_execution`): a patch as raw JSON text.
+        directive: Option<JsonText>,
+    },
+    /// A timer was set.
+    TimerSet {
+        /// When it fires, by the database's clock.
+        deadline: DateTime<Utc>,
+    },
+    /// A timer fired.
+    TimerFired,
+    /// A signal was taken.
+    Signal {
+        /// Its name.
+        name: String,
+        /// Its id.
+        id: i64,
+        /// What came with it.
+        data: JsonText,
+    },
+    /// A child job was submitted.
+    ChildStarted {
+        /// The child.
+        job: JobId,
+    },
+    /// A child job's end was seen.
+    ChildEnded {
+        /// The child.
+        job: JobId,
+        /// Its end.
+        state: JobState,
+        /// Its result, where it has one.
+        output: Option<JsonText>,
+        /// Its failure, where it failed.
+        failure: Option<Failure>,
+    },
+    /// A person reopened the job from here: this path, and everything after it, counts as unfinished.
+    Reopened,
+}
+
+/// One event of a job's log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// Its place in the log, from 1, without gaps.
+    pub ordinal: i64,
+    /// The occurrence that it is about: ids from the root, with visits and attempts.
+    pub path: String,
+    /// What it says.
+    pub body: EventBody,
+    /// When it was recorded, by the database's clock.
+    pub at: DateTime<Utc>,
+    /// Who recorded it; none for what a person did.
+    pub worker: Option<WorkerId>,
+    /// Under which lease.
+    pub epoch: Epoch,
+}
+
+/// An event that shall be recorded.
+#[derive(Debug, Clone, PartialEq)]
+pub enum NewEvent {
+    /// A task's end.
+    Task {
+        /// Its op.
+        op: String,
+        /// Hash over the op's name and its canonical input.
+        input_hash: String,
+        /// Which attempt of its node this was, from 1.
+        attempt: i32,
+        /// How it ended.
+        outcome: TaskOutcome,
+        /// The change of needs that the op asked for.
+        directive: Option<JsonText>,
+    },
+    /// A timer that fires this much later than now; set already, it keeps its first deadline, whatever is asked.
+    TimerSet {
+        /// From the database's "now".
+        after: std::time::Duration,
+    },
+    /// The timer set at this path has fired. Not yet, while its deadline lies ahead by the database's clock.
+    TimerFired,
+    /// The oldest signal of this name that nobody has taken. Not yet, while there is none.
+    TakeSignal {
+        /// Its name.
+        name: String,
+    },
+    /// A child job, submitted in the same statement.
+    StartChild {
+        /// What to submit. Its idempotency key is the task's.
+        job: Box<NewJob>,
+        /// Cancelled when the parent ends without success.
+        cancel_with_parent: bool,
+    },
+    /// The end of the child that was started at this path. Not yet, while it has not ended.
+    ChildEnded,
+}
+
+/// The answer to a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Recorded {
+    /// It stands in the log: this is it. A repeat answers the same.
+    Recorded(Box<Event>),
+    /// Something else stands in the log in this place, and goes on standing there.
+    Conflict(Box<Event>),
+    /// The timer is not due, no such signal has come, the child has not ended; nothing was changed.
+    NotYet,
+    /// The log is full; nothing was changed.
+    Full {
+        /// `events` or `bytes`.
+        what: &'static str,
+        /// How many are allowed.
+        limit: i64,
+    },
+    /// The child was refused, and why (`would_deadlock`, …); nothing was changed.
+    Refused {
+        /// A word for programs.
+        code: &'static str,
+        /// For people.
+        message: String,
+    },
+    /// The lease is not live; nothing was changed.
+    NotLive,
+}
+
+/// What wakes a job that waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wake {
+    /// This instant, by the database's clock.
+    At(DateTime<Utc>),
+    /// A signal of this name.
+    Signal(String),
+    /// The end of this child.
+    Child(JobId),
+}
+
+/// Needs as a claim compares them with what a worker has: kept beside the job in typed columns.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Hint {
+    /// Thousandths of a core.
+    pub cpu_millis: Option<i64>,
+    /// Bytes.
+    pub memory_bytes: Option<i64>,
+    /// Bytes.
+    pub ephemeral_storage_bytes: Option<i64>,
+    /// Operating system and architecture, and a variant where one is asked for.
+    pub platform: Option<(String, String, Option<String>)>,
+    /// A normalised image reference that must be the launch reference.
+    pub image_reference: Option<String>,
+    /// A manifest digest that must be the actual one.
+    pub image_digest: Option<String>,
+}
+
+/// What a worker has, as a claim compares it with hints.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Facts {
+    /// Thousandths of a core.
+    pub cpu_millis: Option<i64>,
+    /// Bytes.
+    pub memory_bytes: Option<i64>,
+    /// Bytes.
+    pub ephemeral_storage_bytes: Option<i64>,
+    /// Operating system, architecture, variant.
+    pub platform: Option<(String, String, Option<String>)>,
+    /// The normalised launch reference.
+    pub image_reference: Option<String>,
+    /// The actual manifest digest.
+    pub image_digest: Option<String>,
+}
+
+/// What a reschedule publishes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Publication {
+    /// The needs of the next task.
+    pub hint: Hint,
+    /// True for a handoff: counted, and the hint is exact until anything else happens to the job.
+    pub handoff: bool,
+    /// What declined the task, for people: raw JSON text.
+    pub declined_by: Option<JsonText>,
+}
+
+/// A recipe job as its runner must know it, from the primary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecipeJob {
+    /// Where it stands.
+    pub state: JobState,
+    /// `jobs.definition`: the pinned recipe, its inputs and overrides.
+    pub definition: JsonText,
+    /// The client's payload.
+    pub payload: JsonText,
+    /// Its revision.
+    pub payload_revision: i64,
+    /// When it was submitted.
+    pub submitted_at: DateTime<Utc>,
+    /// The needs that were last published.
+    pub published: Option<Hint>,
+    /// Handoffs in a row with nothing recorded between.
+    pub handoffs: i32,
+    /// How many events its log has.
+    pub events: i64,
+}
+
+/// A signal to a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewSignal {
+    /// Its name.
+    pub name: String,
+    /// What comes with it: raw JSON text.
+    pub data: String,
+    /// Makes a repeat the same signal.
+    pub key: Option<String>,
+}
+
+/// The answer to a signal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SignalAnswer {
+    /// It is stored.
+    Stored {
+        /// Its id.
+        id: i64,
+        /// False for a repeat.
+        created: bool,
+    },
+    /// A signal with this key has another name or data.
+    KeyConflict,
+    /// The job has ended.
+    JobEnded {
+        /// How.
+        state: JobState,
+    },
+    /// There is no such job, or it is no recipe.
+    NotFound,
+}
+
+/// The answer to a change of a client payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PayloadSet {
+    /// Done.
+    Set {
+        /// The new revision.
+        revision: i64,
+    },
+    /// It has another revision; nothing was changed.
+    Conflict {
+        /// The revision in force.
+        current_revision: i64,
+    },
+    /// The job has ended.
+    JobEnded {
+        /// How.
+        state: JobState,
+    },
+    /// There is no such job.
+    NotFound,
+}
+
+/// The answer to a redemption.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Redeemed {
+    /// The lease is now proven by the new token alone.
+    Redeemed {
+        /// Time from the database's "now" to the expiry.
+        remaining: std::time::Duration,
+    },
+    /// The lease is not live for the presented token; nothing was changed.
+    NotLive,
+}
+
+/// The answer to a refusal of a job's execution payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// It is recorded.
+    Recorded {
+        /// How many in a row, this one included.
+        in_a_row: i32,
+    },
+    /// The lease is not live; nothing was changed.
+    NotLive,
+}
+
+/// The jobs service as a recipe sees it. One implementation on PostgreSQL, one in memory; the conformance suite runs
+/// on both.
+///
+/// # Errors
+/// As [`LeaseStore`]: an error means that there was no answer, and says whether it may have happened.
+#[async_trait]
+pub trait RecipeStore: LeaseStore {
+    /// Reads a recipe job; none when there is no such job, or it is no recipe. Needs no lease.
+    async fn recipe_job(&self, namespace: &Namespace, job: JobId) -> Result<Option<RecipeJob>, StoreError>;
+
+    /// Reads the log behind an ordinal, oldest first: a bounded page, empty at the end. Needs no lease.
+    async fn events(&self, namespace: &Namespace, job: JobId, after: i64) -> Result<Vec<Event>, StoreError>;
+
+    /// Appends one event at a path, under a live lease.
+    async fn record(
+        &self,
+        authority: &Authority,
+        path: &str,
+        event: &NewEvent,
+    ) -> Result<Recorded, StoreError>;
+
+    /// Records under a live lease that the job's execution payload was refused.
+    async fn refuse(&self, authority: &Authority, reason: &str) -> Result<Refusal, StoreError>;
+
+    /// Puts a new token in the place of a live lease's: same owner, same epoch. From then on the old one proves
+    /// nothing. A repeat under the same command with the same new token answers the same.
+    async fn redeem(
+        &self,
+        authority: &Authority,
+        command: CommandId,
+        new_token: &LeaseToken,
+    ) -> Result<Redeemed, StoreError>;
+
+    /// Stores a signal for a job that has not ended, also before anybody waits for it; wakes the job if it waits.
+    async fn send_signal(
+        &self,
+        namespace: &Namespace,
+        job: JobId,
+        signal: &NewSignal,
+    ) -> Result<SignalAnswer, StoreError>;
+
+    /// Replaces the client payload of a job that has not ended, if its revision is still the expected one.
+    async fn set_payload(
+        &self,
+        namespace: &Namespace,
+        job: JobId,
+        update: &super::PayloadUpdate,
+    ) -> Result<PayloadSet, StoreError>;
+}
