@@ -7,10 +7,10 @@ pub mod container;
 pub mod document;
 pub mod heartbeat;
 pub mod image;
-pub mod json;
 mod yaml_json;
 
 use chrono::{DateTime, Utc};
+pub use leasehold_actors::domain::json;
 use leasehold_actors::domain::{InvalidDefinition, JobDefinition, Namespace, NewJob, RetryPolicy};
 
 /// The name that stands for "no workflow".

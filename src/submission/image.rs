@@ -1,133 +1,26 @@
-//! Image references by Docker's rules, refused with the place of the mistake.
+//! The image of a CONTAINER job: by the rules of [`ImageReference`], the one parser, or the id of an image that
+//! the engine has.
 
-use leasehold_actors::domain::InvalidDefinition;
+use leasehold_actors::domain::{
+    InvalidDefinition,
+    execution::{ImageReference, is_image_id},
+};
 
-/// Docker's own limit on host and path together.
-const MAX_NAME: usize = 255;
-const MAX_TAG: usize = 128;
-
-/// Checks an image reference: `[host[:port]/]path[:tag][@digest]`.
-///
-/// A first part is a host if it has a dot or a port, or is `localhost`; an upper-case letter anywhere else in
-/// the name is refused, since engines refuse it.
+/// Checks an image: `[host[:port]/]path[:tag][@digest]`, or an id of 64 hex digits.
 ///
 /// # Errors
-/// [`InvalidDefinition`] for the field `image`.
+/// [`InvalidDefinition`] for the field `image`, with the place of the mistake.
 pub fn check(image: &str) -> Result<(), InvalidDefinition> {
-    let refuse = |at: usize, reason: &str| {
-        Err(InvalidDefinition::new(
-            "image",
-            format!("{image:?} is not an image reference: {reason} (byte {at})"),
-        ))
-    };
     if image.is_empty() {
         return Err(InvalidDefinition::new("image", "must not be empty"));
     }
-    if let Some((at, c)) =
-        image.char_indices().find(|(_, c)| c.is_whitespace() || c.is_control() || !c.is_ascii())
-    {
-        return refuse(at, &format!("{c:?} is not allowed"));
+    if is_image_id(image) {
+        return Ok(());
     }
-    let (named, digest) = match image.split_once('@') {
-        Some((named, digest)) => (named, Some((named.len() + 1, digest))),
-        None => (image, None),
-    };
-    if let Some((at, digest)) = digest {
-        let hex = match digest.split_once(':') {
-            Some(("sha256", hex)) if hex.len() == 64 => hex,
-            Some(("sha384", hex)) if hex.len() == 96 => hex,
-            Some(("sha512", hex)) if hex.len() == 128 => hex,
-            _ => {
-                return refuse(
-                    at,
-                    "a digest is sha256:, sha384: or sha512: and its 64, 96 or 128 hex digits",
-                );
-            }
-        };
-        if !hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-            return refuse(at, "a digest is written in lower-case hex digits");
-        }
+    match ImageReference::parse(image) {
+        Ok(_) => Ok(()),
+        Err(refused) => Err(InvalidDefinition::new("image", refused.to_string())),
     }
-    let path_begin = match named.split_once('/') {
-        Some((first, _)) if first.contains(['.', ':']) || first == "localhost" => {
-            if let Err((at, reason)) = check_host(first) {
-                return refuse(at, reason);
-            }
-            first.len() + 1
-        }
-        _ => 0,
-    };
-    // What follows the last slash may end in a tag; a colon before it belongs to the host's port.
-    let last = named.rfind('/').map_or(0, |slash| slash + 1).max(path_begin);
-    let name_end = named[last..].find(':').map_or(named.len(), |colon| last + colon);
-    if name_end < named.len() {
-        let tag = &named[name_end + 1..];
-        let good = |(n, b): (usize, u8)| {
-            b.is_ascii_alphanumeric() || b == b'_' || (n > 0 && matches!(b, b'.' | b'-'))
-        };
-        if tag.is_empty() || tag.len() > MAX_TAG || !tag.bytes().enumerate().all(good) {
-            return refuse(
-                name_end + 1,
-                "a tag is 1 to 128 letters, digits, `_`, `.` and `-`, not beginning with the last two",
-            );
-        }
-    }
-    if name_end > MAX_NAME {
-        return refuse(MAX_NAME, "the name is longer than 255 bytes");
-    }
-    let mut at = path_begin;
-    for part in named[path_begin..name_end].split('/') {
-        if let Some(upper) = part.find(|c: char| c.is_ascii_uppercase()) {
-            return refuse(at + upper, "a repository name must be lower-case");
-        }
-        if !is_path_component(part) {
-            return refuse(
-                at,
-                "each part of a repository name is lower-case letters and digits, joined by `.`, `_`, `__` or dashes",
-            );
-        }
-        at += part.len() + 1;
-    }
-    Ok(())
-}
-
-fn check_host(host: &str) -> Result<(), (usize, &'static str)> {
-    let (name, port) = match host.rsplit_once(':') {
-        Some((name, port)) if !port.ends_with(']') => (name, Some(port)),
-        _ => (host, None),
-    };
-    if let Some(port) = port
-        && (port.is_empty() || !port.bytes().all(|b| b.is_ascii_digit()))
-    {
-        return Err((name.len() + 1, "a port is a number"));
-    }
-    if let Some(inner) = name.strip_prefix('[').and_then(|n| n.strip_suffix(']')) {
-        let good = !inner.is_empty() && inner.bytes().all(|b| b.is_ascii_hexdigit() || b == b':');
-        return if good { Ok(()) } else { Err((1, "an address in brackets is an IPv6 address")) };
-    }
-    let mut at = 0;
-    for label in name.split('.') {
-        let good = !label.is_empty()
-            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
-            && !label.starts_with('-')
-            && !label.ends_with('-');
-        if !good {
-            return Err((at, "that is no host name"));
-        }
-        at += label.len() + 1;
-    }
-    Ok(())
-}
-
-/// `[a-z0-9]+` groups joined by one `.`, one or two `_`, or any number of `-`.
-fn is_path_component(part: &str) -> bool {
-    let is_word = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let bytes = part.as_bytes();
-    if !bytes.first().copied().is_some_and(is_word) || !bytes.last().copied().is_some_and(is_word) {
-        return false;
-    }
-    part.split(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
-        .all(|joint| matches!(joint, "" | "." | "_" | "__") || joint.bytes().all(|b| b == b'-'))
 }
 
 #[cfg(test)]
@@ -162,6 +55,7 @@ mod tests {
             "a__b/c-d.e:V1.2-x",
             &format!("a@{DIGEST}"),
             &format!("a:tag@{DIGEST}"),
+            &DIGEST[7..],
         ] {
             assert_eq!(check(good), Ok(()), "{good}");
         }

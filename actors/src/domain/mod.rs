@@ -3,8 +3,10 @@
 //! Nothing here does I/O, reads a clock or knows actix; everything is a value and can be tested with a table.
 
 pub mod definition;
+pub mod execution;
 pub mod ids;
 pub mod job;
+pub mod json;
 pub mod lease;
 pub mod quantity;
 

@@ -92,7 +92,7 @@ fn split(text: &str) -> Result<(&str, &str), InvalidQuantity> {
     if text.is_empty() {
         return refuse("is empty; leave the field out, or give an amount");
     }
-    if text.len() > MAX_LENGTH {
+    if text.chars().count() > MAX_LENGTH {
         return refuse("is longer than 32 characters");
     }
     if text.starts_with(['-', '+']) {
@@ -265,6 +265,9 @@ mod tests {
         }
         let long = "1".repeat(33);
         assert!(parse_memory(&long).expect_err("33 digits").to_string().contains("longer than 32"));
+        assert!(parse_memory(&long[1..]).expect_err("32 digits").to_string().contains("too large"));
+        let foreign = parse_memory(&"١".repeat(32)).expect_err("32 characters, 64 bytes").to_string();
+        assert!(foreign.contains("ASCII digits"), "{foreign}");
         // The suffix for exa is no exponent.
         assert_eq!(parse_memory("1E"), Ok(1_000_000_000_000_000_000));
         assert!(parse_cpu("1E").is_err());

@@ -1,9 +1,9 @@
 //! Raw JSON text is checked without being rewritten: big integers, the order of keys and white space stay as
 //! the submitter wrote them, and what passes here can be read by PostgreSQL, serde and everybody after.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, ops::Range};
 
-use leasehold_actors::domain::InvalidDefinition;
+use super::definition::InvalidDefinition;
 
 /// The most bytes of one JSON document: payload, definition, output.
 pub const MAX_BYTES: usize = 1 << 20;
@@ -16,13 +16,53 @@ pub const MAX_DEPTH: usize = 100;
 /// # Errors
 /// [`InvalidDefinition`] with `field` and, where there is one, the byte at which the rule is broken.
 pub fn check(field: &str, text: &str) -> Result<(), InvalidDefinition> {
+    scan(field, text, None).map(|_| ())
+}
+
+/// Checks one document as [`check`] does, and tells where its value stands, and where its members do if it is an
+/// object.
+///
+/// # Errors
+/// As [`check`].
+pub fn outline(field: &str, text: &str) -> Result<Outline, InvalidDefinition> {
+    scan(field, text, Some(Vec::new()))
+}
+
+/// Where things stand in a document that was checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outline {
+    /// The whole value, without the white space around it.
+    pub value: Range<usize>,
+    /// The members of the outermost object, in the order in which they are written; none if it is no object.
+    pub members: Option<Vec<Member>>,
+}
+
+impl Outline {
+    /// Where the value of a key of the outermost object stands.
+    #[must_use]
+    pub fn member(&self, key: &str) -> Option<Range<usize>> {
+        let member = self.members.iter().flatten().find(|member| member.key == key)?;
+        Some(member.value.clone())
+    }
+}
+
+/// One member of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// The key, its escapes undone.
+    pub key: String,
+    /// Where the value stands.
+    pub value: Range<usize>,
+}
+
+fn scan(field: &str, text: &str, members: Option<Vec<Member>>) -> Result<Outline, InvalidDefinition> {
     if text.len() > MAX_BYTES {
         return Err(InvalidDefinition::new(
             field,
             format!("is {} bytes long; at most {MAX_BYTES} (1 MiB) are allowed", text.len()),
         ));
     }
-    Scanner { text, bytes: text.as_bytes(), at: 0 }
+    Scanner { text, bytes: text.as_bytes(), at: 0, members }
         .document()
         .map_err(|(at, reason)| InvalidDefinition::new(field, format!("{reason} (byte {at})")))
 }
@@ -33,6 +73,8 @@ struct Scanner<'a> {
     text: &'a str,
     bytes: &'a [u8],
     at: usize,
+    /// The outermost object's members so far, when somebody asked for them.
+    members: Option<Vec<Member>>,
 }
 
 /// An object's keys so far, or an array.
@@ -42,11 +84,16 @@ enum Level {
 }
 
 impl Scanner<'_> {
-    fn document(mut self) -> Result<(), Broken> {
+    fn document(mut self) -> Result<Outline, Broken> {
         // A loop with its own stack: a deep document must not exhaust the thread's.
         let mut open: Vec<Level> = Vec::new();
+        self.white_space();
+        let begin = self.at;
         loop {
             self.white_space();
+            if open.len() == 1 {
+                self.member(|value, at| value.start = at);
+            }
             let opened = match self.peek() {
                 Some(b'{') => Some(Level::Object(HashSet::new())),
                 Some(b'[') => Some(Level::Array),
@@ -68,9 +115,15 @@ impl Scanner<'_> {
             }
             // A value has ended: close what closes, then either go on or be done.
             loop {
+                let end = self.at;
                 self.white_space();
                 if open.is_empty() {
-                    return if self.at == self.bytes.len() { Ok(()) } else { Err(self.not_json()) };
+                    let members = self.members.take().filter(|_| self.bytes.get(begin) == Some(&b'{'));
+                    let outline = Outline { value: begin..end, members };
+                    return if self.at == self.bytes.len() { Ok(outline) } else { Err(self.not_json()) };
+                }
+                if open.len() == 1 {
+                    self.member(|value, _| value.end = end);
                 }
                 if self.close(&mut open) {
                     continue;
@@ -83,6 +136,13 @@ impl Scanner<'_> {
                 self.key(&mut open)?;
                 break;
             }
+        }
+    }
+
+    /// Sets an end of the value of the outermost object's latest member.
+    fn member(&mut self, set: impl FnOnce(&mut Range<usize>, usize)) {
+        if let Some(member) = self.members.as_mut().and_then(|members| members.last_mut()) {
+            set(&mut member.value, self.at);
         }
     }
 
@@ -116,11 +176,15 @@ impl Scanner<'_> {
 
     /// In an object: the key of the member that comes next, and its colon.
     fn key(&mut self, open: &mut [Level]) -> Result<(), Broken> {
+        let outermost = open.len() == 1;
         let Some(Level::Object(keys)) = open.last_mut() else { return Ok(()) };
         let begin = self.at;
         let key = self.string()?;
         if keys.contains(&key) {
             return Err((begin, format!("has the key {key:?} more than once")));
+        }
+        if let Some(members) = self.members.as_mut().filter(|_| outermost) {
+            members.push(Member { key: key.clone(), value: 0..0 });
         }
         keys.insert(key);
         self.white_space();
@@ -264,6 +328,23 @@ mod tests {
             let refused = check("payload", bad).expect_err(bad);
             assert!(refused.reason.contains(reason), "{bad}: {refused}");
         }
+    }
+
+    #[test]
+    fn an_outline_tells_where_the_members_of_the_outermost_object_stand() {
+        let text = r#" {"a" : {"b":[1, 2]} ,"\u0062":[ ],"":"x" , "d":{}}
+"#;
+        let outline = outline("payload", text).expect("JSON");
+        assert_eq!(&text[outline.value.clone()], text.trim());
+        let members: Vec<(&str, &str)> =
+            outline.members.iter().flatten().map(|m| (m.key.as_str(), &text[m.value.clone()])).collect();
+        assert_eq!(members, [("a", r#"{"b":[1, 2]}"#), ("b", "[ ]"), ("", r#""x""#), ("d", "{}")]);
+        assert_eq!(outline.member("b").map(|place| &text[place]), Some("[ ]"));
+        assert_eq!(
+            super::outline("payload", " [{\"a\":1}] ").expect("JSON"),
+            Outline { value: 1..10, members: None }
+        );
+        assert_eq!(super::outline("payload", "{}").expect("JSON").members, Some(vec![]));
     }
 
     /// AP-17
