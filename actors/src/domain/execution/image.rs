@@ -61,7 +61,7 @@ impl ImageReference {
             }
             (Some(host), path) => (host, path.to_owned()),
         };
-        let tag = parts.tag.or(if parts.digest.is_none() { Some("latest") } else { None });
+        let tag = parts.tag.or_else(|| parts.digest.is_none().then_some("latest"));
         Ok(Self {
             registry: registry.to_owned(),
             repository,

@@ -187,7 +187,7 @@ fn is_integer(text: &str) -> bool {
 /// serde's words without its line and column, which count from the key's value.
 fn plain(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    text.rsplit_once(" at line ").map_or(text.clone(), |(words, _)| words.to_owned())
+    text.rsplit_once(" at line ").map_or_else(|| text.clone(), |(words, _)| words.to_owned())
 }
 
 /// Only an object, by its keys.

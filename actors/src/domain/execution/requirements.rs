@@ -377,7 +377,7 @@ pub(super) mod tests {
             prop_assert_eq!(overlay(&a, &a), a.clone());
             prop_assert_eq!(overlay(&overlay(&a, &b), &c), overlay(&a, &overlay(&b, &c)));
             for field in Field::ALL {
-                prop_assert_eq!(overlay(&a, &b).get(field), b.get(field).or(a.get(field)));
+                prop_assert_eq!(overlay(&a, &b).get(field), b.get(field).or_else(|| a.get(field)));
             }
         }
     }
