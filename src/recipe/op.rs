@@ -47,8 +47,8 @@ use leasehold_actors::{
         Epoch, Failure, FailureKind, JobId, Namespace,
         execution::{Requirements, overlay},
     },
-    ports::recipe::JsonText,
     fence::Hold,
+    ports::recipe::JsonText,
     work::{LeaseContext, StopReason},
 };
 use serde::de::DeserializeOwned;
@@ -246,7 +246,6 @@ impl TaskContext {
 #[error("suspend_execution: {0}")]
 pub struct BadPatch(String);
 
-
 /// Stops one task and no other. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct TaskStopper {
@@ -303,7 +302,12 @@ impl TaskError {
     /// It took longer than it may.
     #[must_use]
     pub fn timeout(message: impl Into<String>) -> Self {
-        Self { kind: FailureKind::Timeout, code: "timeout".to_owned(), message: message.into(), exit_code: None }
+        Self {
+            kind: FailureKind::Timeout,
+            code: "timeout".to_owned(),
+            message: message.into(),
+            exit_code: None,
+        }
     }
 }
 
