@@ -251,19 +251,22 @@ async fn open(desk: &Desk, asks: &[&ClaimAsk], routes: &[Route]) -> Result<Vec<C
     let namespace = &asks[0].owner.namespace;
     let mut replies = vec![ClaimReply::new(); asks.len()];
     for _ in 0..ROUNDS {
-        let marks = desk.marks.places(namespace, routes);
+        let look = desk.marks.look(namespace, routes);
         let started = Instant::now();
-        let from = marks.clone().unwrap_or_else(|| vec![Place::FIRST; routes.len()]);
-        let rows = put(desk, asks, routes, &from, &List::default()).await?;
-        if marks.is_none() {
-            desk.marks.looked(namespace, routes, started.elapsed());
+        let from = look.from.clone().unwrap_or_else(|| vec![Place::FIRST; routes.len()]);
+        // What a statement held that failed, others have skipped meanwhile, and set their marks above it.
+        let rows = put(desk, asks, routes, &from, &List::default())
+            .await
+            .inspect_err(|_| desk.marks.forget(namespace))?;
+        if look.from.is_none() {
+            desk.marks.looked(&look, namespace, routes, started.elapsed());
         }
         let mut held_back = false;
         for row in &rows {
             match Granted::read(row, asks)? {
                 Granted::HeldBack { .. } => held_back = true,
                 Granted::To { request, grant, place } => {
-                    desk.marks.took(namespace, &grant.route, place);
+                    desk.marks.took(&look, namespace, &grant.route, place);
                     replies[request].push(ListedAnswer::Granted(grant));
                 }
             }
@@ -272,7 +275,7 @@ async fn open(desk: &Desk, asks: &[&ClaimAsk], routes: &[Route]) -> Result<Vec<C
             break;
         }
         // Nothing above the marks: there may be something below, if a look at everything is allowed again.
-        if !held_back && (marks.is_none() || desk.marks.places(namespace, routes).is_some()) {
+        if !held_back && (look.from.is_none() || desk.marks.look(namespace, routes).from.is_some()) {
             break;
         }
     }

@@ -20,7 +20,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     runtime::Handle,
     task::JoinHandle,
-    time::timeout,
+    time::{Instant, timeout, timeout_at},
 };
 use tokio_postgres::{AsyncMessage, Client, Connection, Row};
 
@@ -176,7 +176,8 @@ impl Pools {
         work: impl AsyncFnOnce(&Session) -> Result<T, tokio_postgres::Error>,
     ) -> Result<T, StoreError> {
         let before = self.unreplicated.count();
-        match timeout(self.timeout, work(&session)).await {
+        let until = Instant::now() + self.timeout;
+        match timeout_at(until, work(&session)).await {
             Ok(Ok(answer)) if self.unreplicated.count() == before => Ok(answer),
             // Perhaps it was another connection's: to ask again costs little.
             Ok(Ok(_)) => Err(error::unreplicated(operation)),
@@ -184,7 +185,9 @@ impl Pools {
                 if error::must_start_afresh(&e) {
                     self.start_afresh();
                 }
-                if error::spoils_connection(&e) {
+                let settled = !error::spoils_connection(&e)
+                    && matches!(timeout_at(until, session.settle()).await, Ok(Ok(())));
+                if !settled {
                     session.discard();
                 }
                 Err(error::store_error(operation, &e))

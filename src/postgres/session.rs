@@ -107,6 +107,12 @@ impl Session {
         .await
     }
 
+    /// Waits, after an error, until the server has undone the statement. It tells the error first: until then the rows
+    /// are still held, and whoever looks from another connection skips them.
+    pub(crate) async fn settle(&self) -> Result<(), tokio_postgres::Error> {
+        self.run(async |client| client.batch_execute("").await).await
+    }
+
     /// Opens a transaction. Without a [`Session::commit`] the connection is closed when the session is
     /// dropped, which makes the server roll back.
     pub(crate) async fn begin(&self) -> Result<(), tokio_postgres::Error> {

@@ -414,6 +414,40 @@ async fn a_repeated_claim_among_others_disturbs_none_of_them() {
     assert_eq!(counted(&client, "leases").await, 40);
 }
 
+/// A claim that fails has held jobs meanwhile, and others went past them. Whoever asks next gets those.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_claim_held_that_fails_is_found_by_the_next_claim() {
+    let database = TestDatabase::create().await;
+    let (store, client, mut rival) =
+        (database.store().await, database.client().await, database.client().await);
+    let owner = claimant("w1");
+    for round in 0..20 {
+        let jobs = queue_many(&client, 4).await;
+        let doomed = open(&owner, 2);
+        // Whoever records this command waits for us, with the jobs in its hands.
+        let recording = rival.transaction().await.unwrap();
+        let record =
+            "insert into leasehold.commands (command_id, namespace, operation, request_hash, jobs, epochs)
+             values ($1, 'default', 'claim', 'another', '{}', '{}')";
+        recording.execute(record, &[&doomed.command.0]).await.unwrap();
+        let waits = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' limit 1";
+        let (failed, beside) = tokio::join!(store.claim(&doomed), async {
+            eventually(Duration::from_secs(60), "the claim waits", async || {
+                client.query_opt(waits, &[]).await.unwrap()
+            })
+            .await;
+            let beside = store.claim(&open(&owner, 2)).await.unwrap().grants;
+            recording.commit().await.unwrap();
+            beside
+        });
+        assert_eq!(failed.unwrap_err().kind, StoreErrorKind::CommandConflict, "round {round}");
+        let next = store.claim(&open(&owner, 2)).await.unwrap().grants;
+        let granted: Vec<_> = next.iter().chain(&beside).map(|grant| grant.authority.job).collect();
+        assert_eq!(granted, jobs, "round {round}");
+        client.batch_execute("truncate leasehold.leases, leasehold.ready").await.unwrap();
+    }
+}
+
 /// Claims are remembered for a day and then forgotten, oldest first and not all at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_are_forgotten_after_a_day() {
