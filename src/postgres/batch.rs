@@ -63,6 +63,8 @@ struct State<Q, A> {
     waiting: VecDeque<Pending<Q, A>>,
     waiting_rows: usize,
     in_flight: usize,
+    /// How many of those take long.
+    slow: usize,
 }
 
 impl<Q, A> std::fmt::Debug for Batcher<Q, A> {
@@ -78,7 +80,7 @@ impl<Q: Send + 'static, A: Send + 'static> Batcher<Q, A> {
         rows: fn(&Q) -> usize,
         run: impl Fn(Vec<Pending<Q, A>>) -> BoxFuture<'static, ()> + Send + Sync + 'static,
     ) -> Self {
-        let state = State { waiting: VecDeque::new(), waiting_rows: 0, in_flight: 0 };
+        let state = State { waiting: VecDeque::new(), waiting_rows: 0, in_flight: 0, slow: 0 };
         let shared = Shared { operation, state: Mutex::new(state), run: Box::new(run), rows, io };
         Self { shared: Arc::new(shared) }
     }
@@ -114,8 +116,8 @@ impl<Q: Send + 'static, A: Send + 'static> Shared<Q, A> {
             let mut state = this.lock();
             state.waiting.push_back(call);
             state.waiting_rows += rows;
-            let start =
-                state.in_flight == 0 || (state.in_flight < MOST_IN_FLIGHT && state.waiting_rows >= ENOUGH);
+            let reinforces = state.waiting_rows >= ENOUGH || state.slow > 0;
+            let start = state.in_flight == 0 || (state.in_flight < MOST_IN_FLIGHT && reinforces);
             state.in_flight += usize::from(start);
             start
         };
@@ -126,20 +128,23 @@ impl<Q: Send + 'static, A: Send + 'static> Shared<Q, A> {
 
     /// Starts a stream of statements; the caller has counted it.
     fn start(this: &Arc<Self>) {
-        let mut stream = Stream { shared: Arc::clone(this), ended: false };
+        let mut stream = Stream { shared: Arc::clone(this), slow: false, ended: false };
         this.io.spawn(async move {
             while let Some(batch) = stream.shared.take() {
                 let mut sent = (stream.shared.run)(batch);
                 if tokio::time::timeout(PATIENCE, &mut sent).await.is_err() {
+                    stream.is_slow(true);
                     Self::reinforce(&stream.shared);
                     sent.await;
+                    stream.is_slow(false);
                 }
             }
             stream.came_to_its_end();
         });
     }
 
-    /// The statement under way takes long: whoever has gathered behind it goes now.
+    /// The statement under way takes long: whoever has gathered behind it goes now, and whoever comes later does not
+    /// wait for it.
     fn reinforce(this: &Arc<Self>) {
         let start = {
             let mut state = this.lock();
@@ -182,11 +187,21 @@ impl<Q: Send + 'static, A: Send + 'static> Shared<Q, A> {
 /// ends, whoever waits behind it is told.
 struct Stream<Q: Send + 'static, A: Send + 'static> {
     shared: Arc<Shared<Q, A>>,
+    /// Its statement takes long, and is counted as such.
+    slow: bool,
     /// Came to its regular end, where it has been uncounted.
     ended: bool,
 }
 
 impl<Q: Send + 'static, A: Send + 'static> Stream<Q, A> {
+    fn is_slow(&mut self, slow: bool) {
+        if self.slow != slow {
+            self.slow = slow;
+            let mut state = self.shared.lock();
+            state.slow = if slow { state.slow + 1 } else { state.slow - 1 };
+        }
+    }
+
     fn came_to_its_end(&mut self) {
         self.ended = true;
     }
@@ -197,6 +212,7 @@ impl<Q: Send + 'static, A: Send + 'static> Drop for Stream<Q, A> {
         if self.ended {
             return;
         }
+        self.is_slow(false);
         let left = {
             let mut state = self.shared.lock();
             state.in_flight -= 1;
@@ -207,5 +223,45 @@ impl<Q: Send + 'static, A: Send + 'static> Drop for Stream<Q, A> {
         for call in left {
             call.answer(Err(super::error::no_connection(operation, "the store's I/O was interrupted")));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Calls that are answered with themselves; 0 is never answered.
+    fn echo() -> Batcher<u32, u32> {
+        Batcher::new(
+            "echo",
+            Handle::current(),
+            |_| 1,
+            |batch| {
+                Box::pin(async move {
+                    for call in batch {
+                        if call.ask == 0 {
+                            std::future::pending::<()>().await;
+                        }
+                        let ask = call.ask;
+                        call.answer(Ok(ask));
+                    }
+                })
+            },
+        )
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_comes_while_a_statement_hangs_does_not_wait_for_it() {
+        let (batcher, limit) = (Arc::new(echo()), Duration::from_secs(60));
+        let hangs = tokio::spawn({
+            let batcher = Arc::clone(&batcher);
+            async move { batcher.ask(0, limit).await }
+        });
+        for call in 1..=3 {
+            // Long after the moment at which those behind the first were looked for.
+            tokio::time::sleep(PATIENCE * 10).await;
+            assert_eq!(batcher.ask(call, limit / 2).await.unwrap(), call);
+        }
+        assert_eq!(hangs.await.unwrap().unwrap_err().kind, StoreErrorKind::Timeout);
     }
 }
