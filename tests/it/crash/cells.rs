@@ -62,10 +62,10 @@ impl Cell {
                 self.push(bed, &namespace, job, async { victim.signal(Signal::TERM) }).await;
                 if self.deed == Deed::Kill {
                     victim.dies().await?;
-                    Resident::start(&bed.place(lane, "healthy"), Vec::new()).await
+                    Resident::start(&bed.place(lane, "healthy"), Vec::new()).await?
                 } else {
                     victim.stops().await?;
-                    let healthy = Resident::start(&bed.place(lane, "healthy"), Vec::new()).await;
+                    let healthy = Resident::start(&bed.place(lane, "healthy"), Vec::new()).await?;
                     // Past the lease, and past the healthy one's next look.
                     pass(LEASE + Duration::from_secs(1)).await;
                     // It must notice by itself that its time is over, and drain with everything in order. The order to
@@ -75,32 +75,31 @@ impl Cell {
                         victim.signal(Signal::TERM);
                     }
                     victim.signal(Signal::CONT);
-                    let code = victim.drains().await?;
-                    if code != 0 {
-                        return Err(format!("the woken worker ended with {code}"));
-                    }
+                    victim.drains().await?;
                     healthy
                 }
             }
             Deed::Panic | Deed::RequestLost | Deed::ReplyLost | Deed::ReplyLate(_) => {
-                let mut victim = Resident::start(&bed.place(lane, "victim"), self.faults()).await;
+                let mut victim = Resident::start(&bed.place(lane, "victim"), self.faults()).await?;
                 let points = victim.points.clone();
                 self.push(bed, &namespace, job, async { victim.tell_to_drain() }).await;
                 tokio::time::timeout(SOON, points.until_done_at(self.call, self.side))
                     .await
                     .map_err(|_| format!("the point was not reached, only {:?}", points.reached()))?;
                 if self.shape.push() == Push::Drain {
-                    victim.end().await.map_err(|e| e.to_string())?;
-                    Resident::start(&bed.place(lane, "healthy"), Vec::new()).await
+                    victim.end().await?;
+                    Resident::start(&bed.place(lane, "healthy"), Vec::new()).await?
                 } else {
                     victim
                 }
             }
         };
         let ended = self.ends(bed, &namespace, job).await;
-        // Whatever is wrong, the next cell of this lane wants it to itself.
-        healthy.end().await.map_err(|e| e.to_string())?;
-        self.judge(bed, job, &ended?).await
+        // What became of the job tells more than how the worker ended.
+        let drained = healthy.end().await;
+        let ended = ended?;
+        drained?;
+        self.judge(bed, job, &ended).await
     }
 
     /// What is done to the job or its worker from outside, once work on it has begun.

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -12,10 +11,14 @@ use leasehold_actors::testing::crash_points::{CALLS, Deed, Side};
 use super::{
     bed::Bed,
     cells::Cell,
+    lanes::{LANES, play_all},
     process::{Resident, Victim},
     shapes::{Push, Shape, cancel_when_begun},
 };
-use crate::{scenarios::worker_process::example, support::eventually::eventually};
+use crate::{
+    scenarios::worker_process::example,
+    support::eventually::{eventually, pass},
+};
 
 /// Which job leads over a call.
 const WAYS: &[(&str, Shape)] = &[
@@ -63,47 +66,57 @@ const WAYS: &[(&str, Shape)] = &[
 /// Calls that no worker makes: only embedding programs and tests do.
 const NOT_A_WORKERS: &[&str] = &["store.claim_listed", "store.claim_listed.replay", "store.end.reschedule"];
 
+const SOON: Duration = Duration::from_secs(60);
+
+/// A job of a shape, from beginning to end: the points that it led over.
+async fn walk(bed: &Bed, lane: usize, shape: Shape) -> Result<BTreeSet<String>, String> {
+    let namespace = Bed::namespace(lane);
+    let job = shape.submit(bed, &namespace).await;
+    if let Some(fault) = shape.lost_by() {
+        Victim::start(&bed.place(lane, "first"), &[fault]).dies().await?;
+    }
+    let mut worker = Resident::start(&bed.place(lane, "recorder"), shape.prelude()).await?;
+    match shape.push() {
+        Push::Nothing => {}
+        Push::Cancel => cancel_when_begun(bed, &namespace, job, shape).await,
+        Push::Drain => {
+            let began = async || (bed.runs(job) > 0).then_some(());
+            eventually(SOON, "the work begins", began).await;
+            worker.tell_to_drain();
+        }
+    }
+    // What its way has points for, it has come by when these are reached.
+    let wanted: Vec<String> = WAYS
+        .iter()
+        .filter(|(_, way)| *way == shape)
+        .flat_map(|(call, _)| Side::ALL.map(|side| format!("{call}.{side}")))
+        .collect();
+    let begun = Instant::now();
+    let reached = loop {
+        let reached = worker.points.reached();
+        if wanted.iter().all(|point| reached.contains_key(point)) {
+            break reached;
+        }
+        if begun.elapsed() > SOON {
+            return Err(format!("it must lead over {wanted:?} and came by {reached:?}"));
+        }
+        pass(Duration::from_millis(20)).await;
+    };
+    worker.end().await?;
+    Ok(reached.into_keys().collect())
+}
+
 /// A point that has no name, or that no job leads over, fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_lead_over_every_named_point_and_over_no_other() {
     example("crash-worker");
     let bed = Bed::create(Shape::ALL.len(), 1).await;
     let bed = &bed;
-    let lanes = Shape::ALL.into_iter().enumerate().map(|(lane, shape)| async move {
-        let namespace = Bed::namespace(lane);
-        let job = shape.submit(bed, &namespace).await;
-        if let Some(fault) = shape.lost_by() {
-            Victim::start(&bed.place(lane, "first"), &[fault]).dies().await.unwrap();
-        }
-        let mut worker = Resident::start(&bed.place(lane, "recorder"), shape.prelude()).await;
-        match shape.push() {
-            Push::Nothing => {}
-            Push::Cancel => cancel_when_begun(bed, &namespace, job, shape).await,
-            Push::Drain => {
-                let began = async || (bed.runs(job) > 0).then_some(());
-                eventually(Duration::from_secs(60), "the work begins", began).await;
-                worker.tell_to_drain();
-            }
-        }
-        // What its way has points for, it has come by when these are reached.
-        let wanted: Vec<String> = WAYS
-            .iter()
-            .filter(|(_, way)| *way == shape)
-            .flat_map(|(call, _)| Side::ALL.map(|side| format!("{call}.{side}")))
-            .collect();
-        let points = worker.points.clone();
-        let reached = eventually(Duration::from_secs(60), "every point of its way", async || {
-            let reached = points.reached();
-            wanted.iter().all(|point| reached.contains_key(point)).then_some(reached)
-        });
-        let reached = match tokio::time::timeout(Duration::from_secs(50), reached).await {
-            Ok(reached) => reached,
-            Err(_) => panic!("{shape:?} must lead over {wanted:?} and came by {:?}", points.reached()),
-        };
-        drop(worker.end().await);
-        reached.into_keys().collect::<BTreeSet<_>>()
+    let ways = Shape::ALL.into_iter().enumerate().map(|(lane, shape)| async move {
+        let reached = walk(bed, lane, shape).await;
+        reached.unwrap_or_else(|what| panic!("{shape:?}: {what}"))
     });
-    let reached: BTreeSet<String> = join_all(lanes).await.into_iter().flatten().collect();
+    let reached: BTreeSet<String> = join_all(ways).await.into_iter().flatten().collect();
     let named: BTreeSet<String> = CALLS
         .iter()
         .filter(|call| !NOT_A_WORKERS.contains(call))
@@ -114,42 +127,28 @@ async fn jobs_lead_over_every_named_point_and_over_no_other() {
     assert_eq!(with_a_way.len() + NOT_A_WORKERS.len(), CALLS.len(), "calls that the matrix leaves out");
 }
 
-/// How many cells are played at a time.
-const LANES: usize = 8;
-
 /// Plays one deed at every point, and prints what became of it.
 async fn play(deeds: &[(Side, Deed)], engine: u8) {
     example("crash-worker");
     let bed = Bed::create(LANES, engine).await;
     let only = std::env::var("CRASH_ONLY").unwrap_or_default();
-    let cells: Vec<Cell> = deeds
+    let cells = deeds
         .iter()
         .flat_map(|&(side, deed)| WAYS.iter().map(move |&(call, shape)| Cell { shape, call, side, deed }))
-        .filter(|cell| cell.to_string().contains(&only))
-        .collect();
-    let (count, begun) = (cells.len(), Instant::now());
-    let queue = Arc::new(Mutex::new(cells.into_iter()));
-    let (wrong, ends) = (Mutex::new(Vec::new()), Mutex::new(BTreeMap::<String, usize>::new()));
-    let (bed_of_all, wrong_of_all, ends_of_all) = (&bed, &wrong, &ends);
-    join_all((0..LANES).map(|lane| {
-        let queue = Arc::clone(&queue);
-        async move {
-            while let Some(cell) = { queue.lock().unwrap().next() } {
-                match cell.play(bed_of_all, lane).await {
-                    Ok(played) => {
-                        let end = format!("{} after {} runs", played.state, played.runs);
-                        println!("{cell}: {end}, attempt {}", played.attempt);
-                        *ends_of_all.lock().unwrap().entry(end).or_default() += 1;
-                    }
-                    Err(what) => wrong_of_all.lock().unwrap().push(format!("{cell}: {what}")),
-                }
-            }
-        }
-    }))
+        .filter(|cell| cell.to_string().contains(&only));
+    let begun = Instant::now();
+    let results = play_all(cells, async |cell, lane| {
+        let played = cell.play(&bed, lane).await?;
+        println!("{cell}: {} after {} runs, attempt {}", played.state, played.runs, played.attempt);
+        Ok(played)
+    })
     .await;
-    println!("{count} cells in {:.0?}: {:?}", begun.elapsed(), ends.lock().unwrap());
-    let wrong = wrong.into_inner().unwrap();
-    assert!(wrong.is_empty(), "{} of {count} cells:\n{}", wrong.len(), wrong.join("\n"));
+    let mut ends = BTreeMap::<String, usize>::new();
+    for (_, played) in &results.played {
+        *ends.entry(format!("{} after {} runs", played.state, played.runs)).or_default() += 1;
+    }
+    println!("{} cells in {:.0?}: {ends:?}", results.played.len(), begun.elapsed());
+    results.assert_right();
     bed.assert_clean().await;
 }
 
@@ -162,6 +161,7 @@ async fn a_request_lost_at_any_point_neither_doubles_nor_loses_the_job() {
 async fn a_reply_lost_at_any_point_neither_doubles_nor_loses_the_job() {
     play(&[(Side::After, Deed::ReplyLost)], 2).await;
 }
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_at_any_point_leaves_nothing_behind() {
     play(&Side::ALL.map(|side| (side, Deed::Panic)), 1).await;

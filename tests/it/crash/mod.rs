@@ -3,6 +3,7 @@
 
 mod bed;
 mod cells;
+mod lanes;
 mod matrix;
 mod operations;
 mod process;

@@ -3,8 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::Write as _,
-    sync::Mutex,
+    fmt::{self, Write as _},
     time::{Duration, Instant},
 };
 
@@ -20,6 +19,7 @@ use leasehold_actors::testing::crash_points::{Deed, Fault, Side};
 
 use super::{
     bed::Bed,
+    lanes::{LANES, play_all},
     process::{Resident, Victim},
     shapes::{Push, Shape, cancel_when_begun},
 };
@@ -62,7 +62,6 @@ const FAULTS: [(&str, Side, Deed); 3] = [
 const WORKERS: usize = 3;
 const JOBS: u32 = 7;
 
-const LANES: usize = 8;
 const SOON: Duration = Duration::from_secs(90);
 
 /// How an operation went under one fault.
@@ -81,6 +80,12 @@ struct Task {
     column: usize,
 }
 
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", OPERATIONS[self.row].0, FAULTS[self.column].0)
+    }
+}
+
 impl Task {
     fn shape(&self) -> Shape {
         OPERATIONS[self.row].2
@@ -94,7 +99,7 @@ impl Task {
         faults.push(many(Fault::once(call, side, deed)));
         let mut worker = None;
         if shape == Shape::Due {
-            worker = Some(Resident::start(&bed.place(lane, "victim"), faults.clone()).await);
+            worker = Some(Resident::start(&bed.place(lane, "victim"), faults.clone()).await?);
         }
         for _ in 0..JOBS {
             let job = shape.submit(bed, &namespace).await;
@@ -115,7 +120,7 @@ impl Task {
         }
         let mut worker = match worker {
             Some(worker) => worker,
-            None => Resident::start(&bed.place(lane, "victim"), faults).await,
+            None => Resident::start(&bed.place(lane, "victim"), faults).await?,
         };
         match shape.push() {
             Push::Nothing => {}
@@ -135,13 +140,13 @@ impl Task {
             .await
             .map_err(|_| format!("only {} deeds of all were done", points.done()))?;
         if shape.push() == Push::Drain {
-            worker.end().await.map_err(|e| e.to_string())?;
-            worker = Resident::start(&bed.place(lane, "healthy"), Vec::new()).await;
+            worker.end().await?;
+            worker = Resident::start(&bed.place(lane, "healthy"), Vec::new()).await?;
         }
-        let ended = self.ends(bed, &namespace, &jobs).await;
-        worker.end().await.map_err(|e| e.to_string())?;
+        let ended = self.ends(bed, &namespace, &jobs).await?;
+        worker.end().await?;
         let mut tally = Tally { faults: JOBS, ..Tally::default() };
-        for (job, state) in ended? {
+        for (job, state) in ended {
             let runs = bed.runs(job);
             if state != shape.ends_as().0 || runs > if shape.restarts() { 2 } else { 1 } {
                 return Err(format!("job {job} is {state} after {runs} runs"));
@@ -191,37 +196,19 @@ async fn whatever_is_lost_or_late_of_an_operation_the_job_ends_as_it_should_afte
         .collect();
     // Containers last longest: they begin first, and are shared out.
     tasks.sort_by_key(|task| !task.shape().is_container());
-    let queue = Mutex::new(tasks.into_iter());
-    let (table, wrong, begun) = (Mutex::new(Table::new()), Mutex::new(Vec::new()), Instant::now());
-    join_all((0..LANES).map(|lane| {
-        let (bed, queue, table, wrong) = (&bed, &queue, &table, &wrong);
-        async move {
-            while let Some(task) = { queue.lock().unwrap().next() } {
-                match task.play(bed, lane).await {
-                    Ok(tally) => {
-                        let mut table = table.lock().unwrap();
-                        let sum = table.entry((task.row, task.column)).or_default();
-                        sum.faults += tally.faults;
-                        tally
-                            .states
-                            .into_iter()
-                            .for_each(|(state, n)| *sum.states.entry(state).or_default() += n);
-                        tally.runs.into_iter().for_each(|(runs, n)| *sum.runs.entry(runs).or_default() += n);
-                    }
-                    Err(what) => {
-                        let (name, fault) = (OPERATIONS[task.row].0, FAULTS[task.column].0);
-                        wrong.lock().unwrap().push(format!("{name}, {fault}: {what}"));
-                    }
-                }
-            }
-        }
-    }))
-    .await;
-    println!("{}", shown(&table.lock().unwrap()));
+    let begun = Instant::now();
+    let results = play_all(tasks, async |task, lane| task.play(&bed, lane).await).await;
+    let mut table = Table::new();
+    for (task, tally) in &results.played {
+        let sum = table.entry((task.row, task.column)).or_default();
+        sum.faults += tally.faults;
+        tally.states.iter().for_each(|(state, n)| *sum.states.entry(state.clone()).or_default() += n);
+        tally.runs.iter().for_each(|(runs, n)| *sum.runs.entry(*runs).or_default() += n);
+    }
+    println!("{}", shown(&table));
     println!("in {:.0?}", begun.elapsed());
-    let wrong = wrong.into_inner().unwrap();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    let fewest = table.lock().unwrap().values().map(|tally| tally.faults).min();
+    results.assert_right();
+    let fewest = table.values().map(|tally| tally.faults).min();
     assert!(fewest >= Some(20), "{fewest:?}");
     bed.assert_clean().await;
 }

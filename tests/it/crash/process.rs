@@ -1,8 +1,11 @@
-//! Victims: in this process, to survive what happens to them; in one of their own, to be killed or stopped.
+//! Victims: in this process, to survive what happens to them; in one of their own, to be killed or stopped. What goes
+//! wrong with one is told as a message, so that its cell can be named with it.
 
 use std::{
+    fs::File,
     os::unix::process::ExitStatusExt as _,
-    process::{Child, Command, Stdio},
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
@@ -15,6 +18,7 @@ use super::victim::{self, Place};
 use crate::{scenarios::worker_process::example, support::eventually::pass};
 
 const SOON: Duration = Duration::from_secs(60);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// A worker in this process.
 pub struct Resident {
@@ -24,12 +28,13 @@ pub struct Resident {
 }
 
 impl Resident {
-    pub async fn start(place: &Place, faults: Vec<Fault>) -> Self {
+    pub async fn start(place: &Place, faults: Vec<Fault>) -> Result<Self, String> {
         let points = CrashPoints::with(faults);
-        let worker = victim::worker(place, &points).build().await.unwrap();
+        let building = victim::worker(place, &points).build().await;
+        let worker = building.map_err(|e| format!("the worker {} cannot be built: {e}", place.name))?;
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(worker.run_until(async { drop(stopped.await) }));
-        Self { points, stop: Some(stop), task }
+        Ok(Self { points, stop: Some(stop), task })
     }
 
     /// Tells it to drain; it has no grace.
@@ -39,15 +44,22 @@ impl Resident {
         }
     }
 
-    pub async fn end(mut self) -> Result<WorkerExit, RunError> {
+    /// Tells it to drain, and waits for its end.
+    pub async fn end(mut self) -> Result<(), String> {
         self.tell_to_drain();
-        tokio::time::timeout(SOON, self.task).await.expect("a worker drains").unwrap()
+        let ended = tokio::time::timeout(SOON, self.task).await;
+        let ended = ended.map_err(|_| format!("a worker in this process did not drain within {SOON:?}"))?;
+        let exit = ended.map_err(|e| format!("a worker in this process: {e}"))?;
+        exit.map(drop).map_err(|e| format!("a worker in this process ended with an error: {e}"))
     }
 }
 
 /// A worker in a process of its own. Killed when dropped.
 pub struct Victim {
     child: Child,
+    name: String,
+    /// What it says.
+    log: PathBuf,
 }
 
 impl Victim {
@@ -61,6 +73,8 @@ impl Victim {
                 command.env_remove(variable);
             }
         }
+        let log = place.ledger.with_file_name(format!("{}-{}.log", place.namespace, place.name));
+        let said = File::create(&log).expect("the folder of a bed is there");
         let child = command
             .env("CRASH_DATABASE", &place.url)
             .env("CRASH_NAMESPACE", &place.namespace)
@@ -68,9 +82,19 @@ impl Victim {
             .env("CRASH_LEDGER", &place.ledger)
             .env("CRASH_FAULTS", faults.join(" "))
             .stdin(Stdio::null())
+            .stdout(said.try_clone().expect("an open file can be shared"))
+            .stderr(said)
             .spawn()
             .expect("the crash worker can be started");
-        Self { child }
+        Self { child, name: place.name.clone(), log }
+    }
+
+    /// What went wrong with it, and its last words.
+    fn told(&self, what: &str) -> String {
+        let said = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = said.lines().collect();
+        let last = lines[lines.len().saturating_sub(30)..].join("\n    ");
+        format!("the process {}: {what}; its last words:\n    {last}", self.name)
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -85,41 +109,54 @@ impl Victim {
         stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
     }
 
+    /// How it ended, if it has.
+    fn ended(&mut self) -> Result<Option<ExitStatus>, String> {
+        self.child.try_wait().map_err(|e| format!("the process {} cannot be waited for: {e}", self.name))
+    }
+
     /// Waits until it is dead.
     pub async fn dies(&mut self) -> Result<(), String> {
-        let ended = within(async || self.child.try_wait().unwrap()).await;
-        let status = ended.ok_or("it did not come to its point")?;
-        if status.signal() == Some(9) { Ok(()) } else { Err(format!("it ended otherwise: {status}")) }
+        let status = self.ends("it did not come to its point").await?;
+        if status.signal() == Some(9) {
+            Ok(())
+        } else {
+            Err(self.told(&format!("it ended otherwise: {status}")))
+        }
     }
 
     /// Waits until it is stopped.
     pub async fn stops(&mut self) -> Result<(), String> {
-        let stopped = within(async || {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return Some(Err(format!("it ended instead: {status}")));
+        let until = Instant::now() + SOON;
+        while !self.is_stopped() {
+            if let Some(status) = self.ended()? {
+                return Err(self.told(&format!("it ended instead of being stopped: {status}")));
             }
-            self.is_stopped().then_some(Ok(()))
-        })
-        .await;
-        stopped.unwrap_or_else(|| Err("it did not come to its point".to_owned()))
-    }
-
-    /// Waits for its end, once it was told to drain.
-    pub async fn drains(mut self) -> Result<i32, String> {
-        let ended = within(async || self.child.try_wait().unwrap()).await;
-        ended.and_then(|status| status.code()).ok_or_else(|| "it did not drain".to_owned())
-    }
-}
-
-async fn within<T>(mut check: impl AsyncFnMut() -> Option<T>) -> Option<T> {
-    let until = Instant::now() + SOON;
-    while Instant::now() < until {
-        if let Some(found) = check().await {
-            return Some(found);
+            if Instant::now() > until {
+                return Err(self.told("it did not come to its point"));
+            }
+            pass(LOOK).await;
         }
-        pass(Duration::from_millis(20)).await;
+        Ok(())
     }
-    None
+
+    /// Waits for its end, once it was told to drain: in order, that is with exit code 0.
+    pub async fn drains(mut self) -> Result<(), String> {
+        let status = self.ends("it did not drain").await?;
+        if status.success() { Ok(()) } else { Err(self.told(&format!("it drained with {status}"))) }
+    }
+
+    async fn ends(&mut self, otherwise: &str) -> Result<ExitStatus, String> {
+        let until = Instant::now() + SOON;
+        loop {
+            if let Some(status) = self.ended()? {
+                return Ok(status);
+            }
+            if Instant::now() > until {
+                return Err(self.told(otherwise));
+            }
+            pass(LOOK).await;
+        }
+    }
 }
 
 impl Drop for Victim {
