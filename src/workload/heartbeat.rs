@@ -20,60 +20,32 @@
 //! tries (`max_user`). The `SYSTEM` ones cannot be told from trouble of the worker's own network, so they are
 //! tried again by default.
 
-use std::{
-    error::Error as StdError,
-    io,
-    path::Path,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
 use leasehold_actors::{
     domain::{Failure, FailureKind, HeartbeatSpec},
     work::{LeaseContext, WorkOutcome},
 };
 use regex::bytes::Regex;
-use reqwest::{
-    Method, Response, StatusCode,
-    header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION},
-};
+use reqwest::StatusCode;
 use serde::Serialize;
 use tokio::time::Instant;
 use url::Url;
 
 use super::{
-    egress::{EgressPolicy, InvalidRule, Resolve, ResolveError, SystemResolver},
-    pinned::Pinned,
-    probe_tls::{self, InvalidCaFile, ProbeTls},
+    egress::Resolve,
+    exchange::{Exchange, Plan, Stage, bad_definition, read_body, shown},
 };
+
+pub use super::exchange::HeartbeatSettingsError;
 
 /// How much of a body is looked at.
 const BODY_LIMIT: usize = 1024 * 1024;
-/// The most redirects that any probe follows.
-const REDIRECT_LIMIT: u8 = 10;
-
-/// The worker's settings for probes cannot be used.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum HeartbeatSettingsError {
-    /// A rule of the allow-list cannot be read.
-    #[error(transparent)]
-    Rule(#[from] InvalidRule),
-    /// The extra authorities cannot be read.
-    #[error(transparent)]
-    CaFile(#[from] InvalidCaFile),
-}
 
 /// Makes probes.
+#[derive(Debug)]
 pub struct HeartbeatProbe {
-    policy: EgressPolicy,
-    resolver: Box<dyn Resolve>,
-    tls: ProbeTls,
-}
-
-impl std::fmt::Debug for HeartbeatProbe {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HeartbeatProbe").field("policy", &self.policy).finish_non_exhaustive()
-    }
+    exchange: Exchange,
 }
 
 /// What a healthy probe found; the output of its job.
@@ -98,18 +70,13 @@ impl HeartbeatProbe {
     /// # Errors
     /// [`HeartbeatSettingsError`] when a setting cannot be used.
     pub fn new(allow: &[String], ca_file: Option<&Path>) -> Result<Self, HeartbeatSettingsError> {
-        Ok(Self {
-            policy: EgressPolicy::new(allow)?,
-            resolver: Box::new(SystemResolver),
-            tls: ProbeTls::new(ca_file)?,
-        })
+        Ok(Self { exchange: Exchange::new(allow, ca_file)? })
     }
 
     /// The same with another resolver.
     #[must_use]
-    pub fn with_resolver(mut self, resolver: impl Resolve) -> Self {
-        self.resolver = Box::new(resolver);
-        self
+    pub fn with_resolver(self, resolver: impl Resolve) -> Self {
+        Self { exchange: self.exchange.with_resolver(resolver) }
     }
 
     /// Runs the probe of a job under its lease.
@@ -133,17 +100,18 @@ impl HeartbeatProbe {
     /// The [`Failure`] that the job ends with, see the table above.
     pub async fn probe(&self, spec: &HeartbeatSpec) -> Result<ProbeReport, Failure> {
         let plan = Plan::new(spec)?;
-        let stage = Mutex::new("before anything was sent");
+        let pattern = spec
+            .body_match
+            .as_deref()
+            .map(Regex::new)
+            .transpose()
+            .map_err(|e| bad_definition(format!("body_match: {e}")))?;
+        let stage = Stage::new();
         let limit = Duration::from_millis(u64::try_from(spec.timeout_ms.max(1)).unwrap_or(1));
         let begun = Instant::now();
-        let Ok(result) = tokio::time::timeout(limit, self.follow(&plan, &stage, begun)).await else {
-            let stage = *stage.lock().unwrap_or_else(PoisonError::into_inner);
-            let limit = humantime::format_duration(limit);
-            return Err(Failure::new(
-                FailureKind::Timeout,
-                "timeout",
-                format!("{}: not done within {limit} ({stage})", shown(&plan.url)),
-            ));
+        let follow = self.follow(&plan, pattern.as_ref(), &stage, begun);
+        let Ok(result) = tokio::time::timeout(limit, follow).await else {
+            return Err(plan.overdue(limit, &stage));
         };
         result
     }
@@ -151,242 +119,27 @@ impl HeartbeatProbe {
     async fn follow(
         &self,
         plan: &Plan<'_>,
-        stage: &Mutex<&'static str>,
+        pattern: Option<&Regex>,
+        stage: &Stage,
         begun: Instant,
     ) -> Result<ProbeReport, Failure> {
-        let at = |now| *stage.lock().unwrap_or_else(PoisonError::into_inner) = now;
-        let mut hop = plan.first_hop();
-        let mut visited = vec![hop.url.clone()];
-        loop {
-            at("while resolving");
-            let checked = self.policy.check(&hop.url, self.resolver.as_ref()).await;
-            let addresses = checked.map_err(|e| refused(&e, &hop, visited.len() > 1))?.addresses;
-            at("while connecting or waiting for the status");
-            let response = self.send(plan, &hop, addresses).await?;
-            let status = response.status();
-            if plan.expects(status) {
-                if let Some(pattern) = &plan.body_match {
-                    at("while reading the body");
-                    let body = read_body(response, &hop.url).await?;
-                    if !pattern.is_match(&body) {
-                        return Err(mismatch(&hop.url, status, &body));
-                    }
-                }
-                return Ok(ProbeReport {
-                    status: status.as_u16(),
-                    elapsed_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
-                    url: shown(&hop.url),
-                    redirects: u8::try_from(visited.len() - 1).unwrap_or(u8::MAX),
-                    insecure_skip_tls_verify: plan.spec.insecure_skip_tls_verify,
-                });
+        let reached = self.exchange.reach(plan, stage).await?;
+        let status = reached.response.status();
+        if let Some(pattern) = pattern {
+            stage.is("while reading the body");
+            let body = read_body(reached.response, &reached.url, BODY_LIMIT).await?;
+            if !pattern.is_match(&body) {
+                return Err(mismatch(&reached.url, status, &body));
             }
-            let Some(location) = redirect_target(&response) else {
-                return Err(unexpected(plan, &hop.url, status));
-            };
-            hop = hop.redirected(plan, status, &location, &visited)?;
-            visited.push(hop.url.clone());
         }
+        Ok(ProbeReport {
+            status: status.as_u16(),
+            elapsed_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+            url: shown(&reached.url),
+            redirects: reached.redirects,
+            insecure_skip_tls_verify: plan.insecure(),
+        })
     }
-
-    /// Sends the request of one hop, to the checked addresses and to nothing else.
-    async fn send(
-        &self,
-        plan: &Plan<'_>,
-        hop: &Hop,
-        addresses: Vec<std::net::SocketAddr>,
-    ) -> Result<Response, Failure> {
-        let client = reqwest::Client::builder()
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            .retry(reqwest::retry::never())
-            .referer(false)
-            .pool_max_idle_per_host(0)
-            .dns_resolver(Pinned::new(addresses))
-            .tls_backend_preconfigured(self.tls.config(plan.spec.insecure_skip_tls_verify))
-            .user_agent(concat!("leasehold/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(|e| bad_definition(format!("the HTTP client cannot be made: {}", e.without_url())))?;
-        let mut request = client.request(hop.method.clone(), hop.url.clone()).headers(hop.headers.clone());
-        if let Some(body) = &hop.body {
-            request = request.body(body.clone());
-        }
-        request.send().await.map_err(|e| transport(e, &hop.url))
-    }
-}
-
-/// A definition that was looked through.
-struct Plan<'a> {
-    spec: &'a HeartbeatSpec,
-    url: Url,
-    method: Method,
-    headers: HeaderMap,
-    body_match: Option<Regex>,
-}
-
-impl<'a> Plan<'a> {
-    fn new(spec: &'a HeartbeatSpec) -> Result<Self, Failure> {
-        let url = spec.url.parse::<Url>().map_err(|e| bad_definition(format!("url: {e}")))?;
-        let method = match spec.method.as_str() {
-            "GET" => Method::GET,
-            "HEAD" => Method::HEAD,
-            "POST" => Method::POST,
-            "PUT" => Method::PUT,
-            "PATCH" => Method::PATCH,
-            "DELETE" => Method::DELETE,
-            "OPTIONS" => Method::OPTIONS,
-            other => return Err(bad_definition(format!("method: {other:?} is not one that probes use"))),
-        };
-        let mut headers = HeaderMap::new();
-        for (name, value) in &spec.headers {
-            // The value may be a credential: it is not repeated in the reason.
-            let name = HeaderName::try_from(name.as_str()).map_err(|_| {
-                bad_definition(format!("headers.{}: no valid header name", name.escape_debug()))
-            })?;
-            if FRAMING.contains(&name.as_str()) {
-                return Err(bad_definition(format!("headers.{name}: is set by the probe itself")));
-            }
-            let mut value = HeaderValue::try_from(value.as_str())
-                .map_err(|_| bad_definition(format!("headers.{name}: no valid header value")))?;
-            value.set_sensitive(true);
-            headers.append(name, value);
-        }
-        let body_match = spec
-            .body_match
-            .as_deref()
-            .map(Regex::new)
-            .transpose()
-            .map_err(|e| bad_definition(format!("body_match: {e}")))?;
-        Ok(Self { spec, url, method, headers, body_match })
-    }
-
-    fn first_hop(&self) -> Hop {
-        Hop {
-            url: self.url.clone(),
-            method: self.method.clone(),
-            headers: self.headers.clone(),
-            body: self.spec.body.clone(),
-        }
-    }
-
-    fn expects(&self, status: StatusCode) -> bool {
-        if self.spec.expected_status.is_empty() {
-            status.is_success()
-        } else {
-            self.spec.expected_status.contains(&status.as_u16())
-        }
-    }
-}
-
-/// Headers that frame the message; a second opinion on them is how requests are smuggled.
-const FRAMING: &[&str] = &["content-length", "transfer-encoding", "connection", "te", "trailer", "upgrade"];
-
-/// Headers that a redirect carries to another origin. Any other may be a credential.
-const HARMLESS: &[&str] = &["accept", "accept-language", "user-agent"];
-
-/// One request of a probe.
-#[derive(Clone)]
-struct Hop {
-    url: Url,
-    method: Method,
-    headers: HeaderMap,
-    body: Option<String>,
-}
-
-impl Hop {
-    /// The hop that a redirect leads to, if it may be followed at all. Nothing is contacted here.
-    fn redirected(
-        &self,
-        plan: &Plan<'_>,
-        status: StatusCode,
-        location: &HeaderValue,
-        visited: &[Url],
-    ) -> Result<Self, Failure> {
-        let refused = |what: String| {
-            let from = shown(&self.url);
-            Failure::new(
-                FailureKind::User,
-                "redirect_refused",
-                format!("redirect refused: {from} answered {status}, {what}"),
-            )
-        };
-        let target = location.to_str().ok().and_then(|text| self.url.join(text).ok());
-        let Some(mut url) = target else {
-            return Err(refused("its Location is no valid address".to_owned()));
-        };
-        url.set_fragment(None);
-        let most = plan.spec.max_redirects.min(REDIRECT_LIMIT);
-        if visited.len() > usize::from(most) {
-            let to = shown(&url);
-            return Err(refused(format!(
-                "redirect to {to}, but this probe follows at most {most} (max_redirects)"
-            )));
-        }
-        if !matches!(url.scheme(), "http" | "https") {
-            return Err(refused(format!("a redirect to the scheme {:?}", url.scheme())));
-        }
-        if self.url.scheme() == "https" && url.scheme() == "http" {
-            return Err(refused(format!("a redirect from https to {}", shown(&url))));
-        }
-
-        let keeps_method =
-            matches!(status.as_u16(), 307 | 308) || matches!(self.method, Method::GET | Method::HEAD);
-        let same_origin = self.url.origin() == url.origin();
-        let mut next = Self { url, ..self.clone() };
-        if !keeps_method {
-            next.method = Method::GET;
-            next.body = None;
-            next.headers.remove(CONTENT_TYPE);
-        }
-        if same_origin {
-            // What was presented to this server before is presented to it again.
-            if next.url.username().is_empty() && next.url.password().is_none() {
-                let kept = next.url.set_username(self.url.username());
-                let kept = kept.and_then(|()| next.url.set_password(self.url.password()));
-                kept.map_err(|()| refused("its Location has no host".to_owned()))?;
-            }
-        } else {
-            if next.body.is_some() {
-                return Err(refused(format!("a redirect of the request's body to {}", shown(&next.url))));
-            }
-            // Neither our credentials nor any that the server put into its Location.
-            let kept = next.headers.iter().filter(|(name, _)| HARMLESS.contains(&name.as_str()));
-            next.headers = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
-            let cleared = next.url.set_username("").and_then(|()| next.url.set_password(None));
-            cleared.map_err(|()| refused("its Location has no host".to_owned()))?;
-        }
-        if visited.contains(&next.url) {
-            return Err(refused(format!("a redirect back to {}, a loop", shown(&next.url))));
-        }
-        Ok(next)
-    }
-}
-
-fn redirect_target(response: &Response) -> Option<HeaderValue> {
-    let redirects = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
-    if redirects { response.headers().get(LOCATION).cloned() } else { None }
-}
-
-/// Reads at most [`BODY_LIMIT`] bytes.
-async fn read_body(mut response: Response, url: &Url) -> Result<Vec<u8>, Failure> {
-    let mut body = Vec::new();
-    while body.len() < BODY_LIMIT {
-        match response.chunk().await.map_err(|e| transport(e, url))? {
-            Some(chunk) => body.extend_from_slice(&chunk[..chunk.len().min(BODY_LIMIT - body.len())]),
-            None => break,
-        }
-    }
-    Ok(body)
-}
-
-fn unexpected(plan: &Plan<'_>, url: &Url, status: StatusCode) -> Failure {
-    let expected = if plan.spec.expected_status.is_empty() {
-        "200 to 299".to_owned()
-    } else {
-        let each: Vec<_> = plan.spec.expected_status.iter().map(u16::to_string).collect();
-        each.join(", ")
-    };
-    let text = format!("{} answered {status}; expected is {expected}", shown(url));
-    Failure::new(FailureKind::User, "unexpected_status", text)
 }
 
 /// The body itself is not shown: it may hold what the submitter of the job is not to see.
@@ -395,67 +148,4 @@ fn mismatch(url: &Url, status: StatusCode, body: &[u8]) -> Failure {
     let looked = if length >= BODY_LIMIT { "the first MiB of its body" } else { "its body" };
     let text = format!("{at} answered {status}, but {looked} ({length} bytes) does not match body_match");
     Failure::new(FailureKind::User, "body_mismatch", text)
-}
-
-fn refused(error: &ResolveError, hop: &Hop, is_redirect: bool) -> Failure {
-    let at = shown(&hop.url);
-    match error {
-        ResolveError::Refused(refusal) if is_redirect => Failure::new(
-            FailureKind::User,
-            "redirect_refused",
-            format!("redirect refused: {at} was not contacted: {refusal}"),
-        ),
-        ResolveError::Refused(refusal) => {
-            Failure::new(FailureKind::User, "egress_refused", format!("{at} was not contacted: {refusal}"))
-        }
-        ResolveError::Unresolved { .. } => Failure::new(FailureKind::System, "unresolved", error.to_string()),
-    }
-}
-
-fn bad_definition(reason: String) -> Failure {
-    Failure::new(FailureKind::User, "bad_definition", reason)
-}
-
-/// Sorts an error of the transport. Its own text holds the whole address, so that is taken out first.
-fn transport(error: reqwest::Error, url: &Url) -> Failure {
-    let (error, at) = (error.without_url(), shown(url));
-    if let Some(tls) = find_tls(&error) {
-        let (code, reason) = probe_tls::explain(tls);
-        return Failure::new(FailureKind::User, code, format!("{at}: {reason}"));
-    }
-    let mut deepest: &dyn StdError = &error;
-    while let Some(source) = deepest.source() {
-        deepest = source;
-    }
-    let (code, what) = if error.is_connect() {
-        ("connect_failed", "cannot be reached")
-    } else {
-        ("connection_broken", "the connection ended without a whole answer")
-    };
-    Failure::new(FailureKind::System, code, format!("{at}: {what}: {deepest}"))
-}
-
-/// The TLS error inside. An `io::Error` answers `source()` with the source of what it wraps, not with that
-/// itself, so it is opened by hand.
-fn find_tls<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e rustls::Error> {
-    let mut current = Some(error);
-    while let Some(error) = current {
-        if let Some(tls) = error.downcast_ref::<rustls::Error>() {
-            return Some(tls);
-        }
-        let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if let Some(found) = inner.and_then(|inner| find_tls(inner)) {
-            return Some(found);
-        }
-        current = error.source();
-    }
-    None
-}
-
-/// An address as people may see it: no credentials, no query, no fragment.
-fn shown(url: &Url) -> String {
-    let host = url.host_str().unwrap_or_default();
-    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
-    let query = if url.query().is_some() { "?…" } else { "" };
-    format!("{}://{host}{port}{}{query}", url.scheme(), url.path())
 }
