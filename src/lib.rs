@@ -12,6 +12,7 @@ pub mod dev;
 pub mod docker;
 pub mod node_agent;
 pub mod postgres;
+mod process;
 pub mod recipe;
 pub mod submission;
 pub mod telemetry;

@@ -5,13 +5,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use super::error::CliError;
 use crate::{
     config::{
         Effective, Origin, Sources,
-        table::{Fallback, Key, Scope, Setting, TABLE},
+        table::{Fallback, Key, Kind, SWITCH, Scope, Setting, TABLE},
     },
     dev::folder,
 };
@@ -49,7 +49,7 @@ fn arg(row: &'static Setting) -> Arg {
         Fallback::Unset => String::new(),
         _ => format!(" [default: {}]", row.default_text()),
     };
-    Arg::new(row.name)
+    let arg = Arg::new(row.name)
         .long(row.flag)
         .value_name("VALUE")
         // A bad value is refused by the same words as from the environment or the file, also "-5s".
@@ -60,7 +60,13 @@ fn arg(row: &'static Setting) -> Arg {
         ))
         .help_heading("Settings")
         .display_order(1000 + row.key as usize)
-        .help(format!("{} [env: {}]{default}", row.help, row.name))
+        .help(format!("{} [env: {}]{default}", row.help, row.name));
+    match row.kind {
+        // `--allow-commands` alone, or `--allow-commands=false`.
+        SWITCH => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
+        Kind::List => arg.action(ArgAction::Append),
+        _ => arg,
+    }
 }
 
 /// All settings in force for this invocation. Without a database address, a running `dev` of the default folder
@@ -70,8 +76,9 @@ pub(super) fn effective(matches: &ArgMatches) -> Result<Effective, CliError> {
     let mut level = Some(matches);
     while let Some(current) = level {
         for row in TABLE {
-            if let Ok(Some(text)) = current.try_get_one::<String>(row.name) {
-                given.insert(row.key, text.clone());
+            if let Ok(Some(texts)) = current.try_get_many::<String>(row.name) {
+                // A list may be given in one piece or in several; everything else only once.
+                given.insert(row.key, texts.cloned().collect::<Vec<_>>().join(","));
             }
         }
         if let Ok(Some(path)) = current.try_get_one::<String>(CONFIG) {

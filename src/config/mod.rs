@@ -157,6 +157,10 @@ pub struct WorkerSettings {
     pub heartbeat_allow: Vec<String>,
     /// `HEARTBEAT_CA_FILE`: authorities that HEARTBEAT probes trust beside the operating system's.
     pub heartbeat_ca_file: Option<PathBuf>,
+    /// `EXECUTION_WORKER_ALLOW_COMMANDS`: recipes may start programs in the worker's own environment.
+    pub allow_commands: bool,
+    /// `EXECUTION_WORKER_SECRETS`: `NAME=FILE`, or `NAME` of a variable. Read when the worker is built.
+    pub secrets: Vec<String>,
     /// `RUNTIME_TLS_CA`, `RUNTIME_TLS_CERT`, `RUNTIME_TLS_KEY`: how to speak to engines over TLS.
     pub runtime_tls: Option<TlsFiles>,
 }
@@ -288,6 +292,8 @@ impl Effective {
             exit_on_stuck: self.text(Key::OnStuck) == Some("exit"),
             heartbeat_allow: self.list(Key::HeartbeatAllow),
             heartbeat_ca_file: self.path(Key::HeartbeatCaFile),
+            allow_commands: self.text(Key::AllowCommands) == Some("true"),
+            secrets: self.list(Key::Secrets),
             runtime_tls: self.tls()?,
         };
         settings.check()?;

@@ -267,11 +267,12 @@ fn read_file(sources: &Sources) -> Result<Option<(PathBuf, BTreeMap<Key, String>
     Ok(Some((path, texts)))
 }
 
-/// The text that a flag would hold: strings, whole numbers and lists of strings have one.
+/// The text that a flag would hold: strings, whole numbers, true, false and lists of strings have one.
 fn file_text(value: &toml::Value) -> Option<String> {
     match value {
         toml::Value::String(text) => Some(text.clone()),
         toml::Value::Integer(n) => Some(n.to_string()),
+        toml::Value::Boolean(yes) => Some(yes.to_string()),
         toml::Value::Array(items) => {
             items.iter().map(toml::Value::as_str).collect::<Option<Vec<_>>>().map(|items| items.join(","))
         }

@@ -33,6 +33,8 @@ pub enum Key {
     OnStuck,
     HeartbeatAllow,
     HeartbeatCaFile,
+    AllowCommands,
+    Secrets,
     NodeId,
     DockerEndpoint,
     MaxConcurrency,
@@ -147,6 +149,9 @@ impl Setting {
         }
     }
 }
+
+/// A [`Kind::Choice`] whose flag needs no value.
+pub const SWITCH: Kind = Choice(&["true", "false"]);
 
 const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
@@ -382,6 +387,24 @@ pub const TABLE: &[Setting] = &[
         File,
         Unset,
         "Certificate authorities that HEARTBEAT probes trust beside the operating system's (PEM)"
+    ),
+    row!(
+        AllowCommands,
+        "EXECUTION_WORKER_ALLOW_COMMANDS",
+        "allow-commands",
+        Worker,
+        SWITCH,
+        Is("false"),
+        "Whether recipes may start programs in this worker's own environment (op `command`)"
+    ),
+    row!(
+        Secrets,
+        "EXECUTION_WORKER_SECRETS",
+        "secret",
+        Worker,
+        List,
+        Unset,
+        "Secrets for the ops of recipes: NAME=FILE, or NAME for the variable of that name"
     ),
     row!(NodeId, "RUNTIME_NODE_ID", "node-id", Node, Name, HostName, "The runtime node's name"),
     row!(

@@ -2,12 +2,13 @@
 
 use std::{
     io,
-    os::unix::process::CommandExt as _,
     process::{Child, Command, ExitStatus},
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::process::bind_to_us;
 
 /// A child that gets `signal` when we die, even by SIGKILL.
 ///
@@ -22,17 +23,7 @@ pub(super) struct BoundChild {
 impl BoundChild {
     /// Starts it in a process group of its own, so that a Ctrl-C on our terminal reaches only us.
     pub(super) fn spawn(command: &mut Command, name: &'static str, signal: Signal) -> io::Result<Self> {
-        let parent = rustix::process::getpid();
-        command.process_group(0);
-        #[expect(unsafe_code, reason = "between fork and exec only async-signal-safe system calls are made")]
-        // SAFETY: the closure makes two system calls and allocates nothing.
-        unsafe {
-            command.pre_exec(move || {
-                set_parent_process_death_signal(Some(signal))?;
-                // We may have died between the fork and the call above.
-                if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
-            });
-        }
+        bind_to_us(command, signal);
         let child = command.spawn()?;
         Ok(Self { child, signal, name })
     }

@@ -1,0 +1,91 @@
+//! The ops that every worker can have: `command` and `http`. What they take and give: `docs/recipes.md`.
+
+mod command;
+mod http;
+mod process;
+pub mod secrets;
+#[cfg(test)]
+mod tests;
+
+use std::{sync::Arc, time::Duration};
+
+use leasehold_actors::{domain::Failure, ports::recipe::JsonText};
+use serde::Deserialize;
+
+use self::{command::CommandOp, http::HttpOp, secrets::Secrets};
+use super::op::{Ops, Task, TaskError};
+use crate::{
+    config::WorkerSettings,
+    submission,
+    workload::{exchange::Exchange, heartbeat::HeartbeatSettingsError},
+};
+
+/// The op that runs a program.
+pub const COMMAND: &str = "command";
+/// The op that makes a request.
+pub const HTTP: &str = "http";
+
+/// The most bytes of an output.
+const OUTPUT_LIMIT: usize = 1024 * 1024;
+/// The longest that an op itself waits. A node's `timeout` may be longer, and can be in other units.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The ops that a worker with these settings has: `http`, and `command` where programs are allowed.
+///
+/// # Errors
+/// [`HeartbeatSettingsError`] when the settings for requests cannot be used.
+pub fn built_in(settings: &WorkerSettings, secrets: &Arc<Secrets>) -> Result<Ops, HeartbeatSettingsError> {
+    let mut ops = Ops::new();
+    let exchange = Exchange::new(&settings.heartbeat_allow, settings.heartbeat_ca_file.as_deref())?;
+    ops.register(HTTP, HttpOp { exchange, secrets: Arc::clone(secrets) }).expect("it is a good name");
+    if settings.allow_commands {
+        ops.register(COMMAND, CommandOp { secrets: Arc::clone(secrets) }).expect("it is a good name");
+    }
+    Ok(ops)
+}
+
+/// The input. What does not fit is told with its place and in words that show no secret.
+fn decode<'t, T: Deserialize<'t>>(task: &'t Task, secrets: &Secrets) -> Result<T, TaskError> {
+    serde_json::from_str(&task.inputs).map_err(|error| {
+        masked(TaskError::user("bad_input", format!("{}: the input does not fit: {error}", task.op)), secrets)
+    })
+}
+
+fn duration(text: &str) -> Result<Duration, TaskError> {
+    let bad = |why: &str| TaskError::user("bad_input", format!("timeout: {why}; write it like 30s or 250ms"));
+    let value = humantime::parse_duration(text).map_err(|_| bad("is no duration"))?;
+    if value.is_zero() || value > LONGEST {
+        return Err(bad("is zero, or longer than a year"));
+    }
+    Ok(value)
+}
+
+/// A failure of what ops share with other kinds of jobs.
+fn failed(failure: Failure) -> TaskError {
+    let Failure { kind, code, message, exit_code } = failure;
+    TaskError { kind, code, message, exit_code }
+}
+
+/// An error as it may leave the worker.
+fn masked(mut error: TaskError, secrets: &Secrets) -> TaskError {
+    error.message = secrets.mask(&error.message).into_owned();
+    error
+}
+
+/// An output as it may leave the worker, if it can be kept.
+fn bounded(json: &str, secrets: &Secrets) -> Result<JsonText, TaskError> {
+    let json = secrets.mask_json(json);
+    if json.len() > OUTPUT_LIMIT {
+        return Err(too_large(json.len()));
+    }
+    submission::json::check("output", &json)
+        .map_err(|broken| TaskError::user("bad_output", format!("the output cannot be kept: {broken}")))?;
+    Ok(json.into())
+}
+
+fn too_large(bytes: usize) -> TaskError {
+    TaskError::user(
+        "result_too_large",
+        format!("the output has {bytes} bytes or more; at most {OUTPUT_LIMIT} are kept"),
+    )
+}

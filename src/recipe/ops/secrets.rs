@@ -1,0 +1,262 @@
+//! Secrets of a worker: `${{ secrets.NAME }}` in an op's input stands for what the worker was given under that name.
+//! What leaves an op, its output, its error, is masked first: nothing stored shows a value.
+//!
+//! Masked is the value itself, each line of 8 bytes or more of a value of several lines, and either as part of a JSON
+//! string. What an op *derives* from a value (a hash, base64) is not known here and is not masked.
+
+use std::{borrow::Cow, collections::BTreeMap, fmt, path::Path};
+
+/// What stands in the place of a value.
+const MASK: &str = "***";
+/// A shorter value would be found everywhere, and could be guessed from what is masked.
+const SHORTEST: usize = 4;
+/// The longest value, in bytes.
+const LONGEST: u64 = 64 * 1024;
+/// Lines of a value that are as short as this are no secret by themselves.
+const SHORTEST_LINE: usize = 8;
+
+/// A secret that cannot be used. Never holds a value.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("EXECUTION_WORKER_SECRETS: {item}: {reason}")]
+pub struct SecretError {
+    /// The item as it was written: a name, and perhaps a file.
+    pub item: String,
+    /// What is wrong, and what is allowed.
+    pub reason: String,
+}
+
+/// The secrets of one worker, by name.
+#[derive(Clone, Default)]
+pub struct Secrets {
+    by_name: BTreeMap<String, String>,
+    /// What is masked, longest first.
+    patterns: Vec<String>,
+    /// Variables of the worker's environment that hold values.
+    variables: Vec<String>,
+}
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.by_name.keys()).finish()
+    }
+}
+
+impl Secrets {
+    /// Reads `NAME=FILE` items, and `NAME` items from the environment.
+    ///
+    /// # Errors
+    /// [`SecretError`] for the first that cannot be used.
+    pub fn load(items: &[String]) -> Result<Self, SecretError> {
+        let mut by_name = BTreeMap::new();
+        let mut variables = Vec::new();
+        for item in items {
+            let refuse = |reason: String| SecretError { item: item.clone(), reason };
+            let (name, file) = match item.split_once('=') {
+                Some((name, file)) => (name, Some(Path::new(file))),
+                None => (item.as_str(), None),
+            };
+            if !is_name(name) {
+                return Err(refuse(
+                    "a name has letters, digits and underscores, and no digit first; write NAME=FILE"
+                        .to_owned(),
+                ));
+            }
+            let value = match file {
+                Some(file) => read(file).map_err(refuse)?,
+                None => {
+                    variables.push(name.to_owned());
+                    std::env::var(name).map_err(|_| {
+                        refuse("is no variable here, or no text; set it, or write NAME=FILE".to_owned())
+                    })?
+                }
+            };
+            if by_name.contains_key(name) {
+                return Err(refuse("is given twice".to_owned()));
+            }
+            if value.len() < SHORTEST || value.contains('\0') {
+                return Err(refuse(format!("its value must have at least {SHORTEST} bytes, and no NUL")));
+            }
+            by_name.insert(name.to_owned(), value);
+        }
+        Ok(Self { variables, ..Self::of(by_name) })
+    }
+
+    /// These, for tests of ops and recipes.
+    #[must_use]
+    pub fn of(by_name: BTreeMap<String, String>) -> Self {
+        let lines = by_name.values().flat_map(|value| value.lines().map(str::trim));
+        let lines = lines.filter(|line| line.len() >= SHORTEST_LINE).map(str::to_owned);
+        let mut patterns: Vec<String> = lines.chain(by_name.values().cloned()).collect();
+        patterns.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        patterns.dedup();
+        Self { by_name, patterns, variables: Vec::new() }
+    }
+
+    /// The value of a name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.by_name.get(name).map(String::as_str)
+    }
+
+    /// The names, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.by_name.keys().map(String::as_str)
+    }
+
+    /// The variables of the environment that hold values: no program that is started inherits them.
+    pub(crate) fn variables(&self) -> &[String] {
+        &self.variables
+    }
+
+    /// A text with every value masked.
+    #[must_use]
+    pub fn mask<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        let mut shown = Cow::Borrowed(text);
+        for pattern in &self.patterns {
+            if shown.contains(pattern.as_str()) {
+                shown = Cow::Owned(shown.replace(pattern.as_str(), MASK));
+            }
+        }
+        shown
+    }
+
+    /// JSON text with every value masked that stands in a string or is a number; all other bytes stay as they are.
+    #[must_use]
+    pub fn mask_json<'t>(&self, json: &'t str) -> Cow<'t, str> {
+        if self.patterns.is_empty() {
+            return Cow::Borrowed(json);
+        }
+        let mut out = String::with_capacity(json.len());
+        let mut changed = false;
+        let mut rest = json;
+        while !rest.is_empty() {
+            let length = token(rest);
+            let (text, behind) = rest.split_at(length);
+            rest = behind;
+            // Half a surrogate pair has no text: such a string is no secret of ours.
+            let meant = match text.as_bytes()[0] {
+                b'"' => serde_json::from_str::<String>(text).ok(),
+                b'-' | b'0'..=b'9' => Some(text.to_owned()),
+                _ => None,
+            };
+            match meant.as_deref().map(|meant| self.mask(meant)) {
+                Some(Cow::Owned(masked)) => {
+                    changed = true;
+                    out.push_str(&serde_json::Value::String(masked).to_string());
+                }
+                _ => out.push_str(text),
+            }
+        }
+        if changed { Cow::Owned(out) } else { Cow::Borrowed(json) }
+    }
+}
+
+/// How many bytes the first token of JSON text has: a string, a number, or a run of anything else.
+fn token(text: &str) -> usize {
+    let bytes = text.as_bytes();
+    let begins = |byte: u8| byte == b'"' || byte == b'-' || byte.is_ascii_digit();
+    if bytes[0] == b'"' {
+        let mut at = 1;
+        while at < bytes.len() {
+            match bytes[at] {
+                b'\\' => at += 2,
+                b'"' => return at + 1,
+                _ => at += 1,
+            }
+        }
+        return bytes.len();
+    }
+    let is_number = begins(bytes[0]);
+    let goes_on = |byte: u8| {
+        if is_number {
+            byte.is_ascii_digit() || matches!(byte, b'+' | b'-' | b'.' | b'e' | b'E')
+        } else {
+            !begins(byte)
+        }
+    };
+    bytes.iter().skip(1).position(|byte| !goes_on(*byte)).map_or(bytes.len(), |at| at + 1)
+}
+
+fn is_name(name: &str) -> bool {
+    let mut bytes = name.bytes();
+    bytes.next().is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
+        && name.len() <= 100
+        && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+/// The text of a file, without the line break at its end.
+fn read(path: &Path) -> Result<String, String> {
+    let cannot = |error: std::io::Error| format!("cannot be read ({error}); name a readable file");
+    let about = std::fs::metadata(path).map_err(cannot)?;
+    if !about.is_file() || about.len() > LONGEST {
+        return Err(format!("is no file of at most {LONGEST} bytes"));
+    }
+    let bytes = std::fs::read(path).map_err(cannot)?;
+    let mut text = String::from_utf8(bytes).map_err(|_| "is not UTF-8".to_owned())?;
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secrets(values: &[(&str, &str)]) -> Secrets {
+        Secrets::of(values.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+    }
+
+    #[test]
+    fn values_are_masked_in_text_and_in_json_and_nothing_else_changes() {
+        let key = "-----BEGIN KEY-----\nabcdefghijkl\nxyz\n";
+        let secrets =
+            secrets(&[("T", "to\"k\\en"), ("LONG", "to\"k\\en-and-more"), ("PIN", "48151623"), ("KEY", key)]);
+        assert_eq!(secrets.mask("a to\"k\\en-and-more b to\"k\\en"), "a *** b ***");
+        assert_eq!(secrets.mask("line abcdefghijkl"), "line ***");
+        assert_eq!(secrets.mask("xyz stays"), "xyz stays");
+        let json = r#"{"a": "x to\"k\\en", "to\u0022k\\en": [1.50, 48151623,true], "b":"\u00e9"}"#;
+        assert_eq!(secrets.mask_json(json), r#"{"a": "x ***", "***": [1.50, "***",true], "b":"\u00e9"}"#);
+        let clean = r#"[1e400, "\ud800", -0.0, null]"#;
+        assert!(matches!(secrets.mask_json(clean), Cow::Borrowed(_)));
+        assert!(!format!("{secrets:?}").contains("48151623"));
+        for broken in ["\"abc", "\"abc\\", "{", "\"é"] {
+            assert_eq!(secrets.mask_json(broken), broken);
+        }
+    }
+
+    #[test]
+    fn secrets_come_from_files_and_from_the_environment() {
+        let folder = std::env::temp_dir().join(format!("lh-secrets-{}", uuid::Uuid::new_v4()));
+        std::fs::create_dir(&folder).unwrap();
+        let file = |name: &str, content: &[u8]| {
+            let path = folder.join(name);
+            std::fs::write(&path, content).unwrap();
+            path.display().to_string()
+        };
+        let (good, short, binary) =
+            (file("good", b"hunter22\n"), file("short", b"abc\n"), file("binary", b"\xff\xfe\xfd\xfc"));
+        let load = |items: &[String]| Secrets::load(items);
+        let loaded = load(&[format!("TOKEN={good}"), "PATH".to_owned()]).unwrap();
+        assert_eq!((loaded.get("TOKEN"), loaded.get("NO")), (Some("hunter22"), None));
+        assert_eq!(loaded.get("PATH").map(str::to_owned), std::env::var("PATH").ok());
+        assert_eq!(loaded.variables(), ["PATH"]);
+        for (items, says) in [
+            (vec![format!("A={short}")], "at least 4 bytes"),
+            (vec![format!("A={binary}")], "UTF-8"),
+            (vec![format!("A={}", folder.display())], "no file"),
+            (vec!["A=/no/such".to_owned()], "cannot be read"),
+            (vec!["NO_SUCH_VARIABLE_HERE".to_owned()], "no variable"),
+            (vec![format!("A={good}"), format!("A={good}")], "twice"),
+            (vec![format!("1A={good}")], "letters"),
+            (vec![format!("={good}")], "letters"),
+        ] {
+            let error = load(&items).unwrap_err().to_string();
+            assert!(error.starts_with("EXECUTION_WORKER_SECRETS: ") && error.contains(says), "{error}");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
