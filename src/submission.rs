@@ -7,6 +7,7 @@ pub mod container;
 pub mod document;
 pub mod heartbeat;
 pub mod image;
+pub mod recipe;
 mod yaml_json;
 
 use chrono::{DateTime, Utc};
@@ -51,6 +52,9 @@ pub fn validate(job: &NewJob) -> Result<(), InvalidDefinition> {
         }
     }
     json::check("payload", &job.payload)?;
+    if matches!(job.definition, Some(JobDefinition::Recipe(_))) {
+        recipe::check_payload(&job.payload)?;
+    }
     priority(job.priority)?;
     if let Some(at) = job.run_at {
         run_at(at)?;
@@ -78,6 +82,7 @@ pub fn validate_definition(definition: &JobDefinition) -> Result<(), InvalidDefi
         JobDefinition::Container(spec) => container::check(spec)?,
         JobDefinition::Heartbeat(spec) => heartbeat::check(spec)?,
         JobDefinition::Handler { name } => text_name("handler", name)?,
+        JobDefinition::Recipe(spec) => recipe::check(spec)?,
     }
     let length = definition.to_json().len();
     if length > json::MAX_BYTES {

@@ -139,6 +139,7 @@ fn main() {
                     concurrency,
                     batch: 500,
                     poll_interval: s(5),
+                    facts: None,
                 },
                 timings: LeaseTimings {
                     lease: s(30),

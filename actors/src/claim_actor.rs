@@ -163,6 +163,7 @@ impl ClaimActor {
             routes: Arc::clone(&settings.routes),
             limit,
             lease: self.parts.env.timings.lease,
+            facts: settings.facts.clone(),
         }
     }
 

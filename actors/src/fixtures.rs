@@ -49,6 +49,7 @@ pub(crate) fn claim(limit: u32) -> OpenClaim {
         routes: Arc::from([Route::handler("noop")]),
         limit,
         lease: LEASE,
+        facts: None,
     }
 }
 
@@ -246,6 +247,7 @@ impl Rig {
                     concurrency: settings.concurrency,
                     batch: 100,
                     poll_interval: settings.poll,
+                    facts: None,
                 },
                 timings: settings.timings,
                 retry_defaults: settings.retry,

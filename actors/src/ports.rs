@@ -63,6 +63,9 @@ pub struct OpenClaim {
     pub limit: u32,
     /// How long each grant lasts between renewals.
     pub lease: Duration,
+    /// What the worker has: a RECIPE job whose published needs it does not fit is left to others. None: nothing is
+    /// known, which fits only what needs nothing. No part of a claim's identity.
+    pub facts: Option<Arc<recipe::Facts>>,
 }
 
 /// One job as a dispatch message named it.
@@ -301,6 +304,12 @@ pub enum End {
         /// The worker's defaults, used where the job's own policy is silent.
         defaults: RetryPolicy,
     },
+    /// The work failed for good, whatever the retry policy says: a recipe's own failure, which its nodes' policies
+    /// have decided on.
+    FailForGood {
+        /// Why.
+        failure: Failure,
+    },
     /// A requested cancel was carried out.
     Cancel,
     /// Given back untouched or stopped by a drain: no attempt, failure or loss is counted.
@@ -329,6 +338,12 @@ pub enum End {
         delay: Duration,
         /// Replaces the client payload, if its revision is still the expected one.
         payload: Option<PayloadUpdate>,
+        /// RECIPE: what makes it due, whichever comes first; with none it is due after `delay`. What has come already
+        /// makes it due after `delay`.
+        wake: Vec<recipe::Wake>,
+        /// RECIPE: the needs of the task to go on with. Where that is the tenth handoff in a row with nothing recorded
+        /// between, the job fails instead: SYSTEM, `handoff_loop`.
+        publish: Option<recipe::Publication>,
     },
 }
 

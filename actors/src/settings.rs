@@ -73,6 +73,8 @@ pub struct ClaimSettings {
     pub batch: u32,
     /// The longest wait between claims when no hint comes.
     pub poll_interval: Duration,
+    /// What this worker has, for RECIPE jobs; see [`crate::ports::OpenClaim::facts`].
+    pub facts: Option<Arc<crate::ports::recipe::Facts>>,
 }
 
 /// How due jobs become QUEUED.

@@ -252,6 +252,7 @@ async fn claims(
             routes: Arc::from([Route::handler(HANDLER)]),
             limit: CLAIM,
             lease: LEASE,
+            facts: None,
         };
         let begun = Instant::now();
         store.claim(&request).await?;

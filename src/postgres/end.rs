@@ -141,6 +141,13 @@ impl<'a> GiveUpColumns<'a> {
                 exit_code = failure.exit_code;
                 defaults = *given;
             }
+            End::FailForGood { failure } => {
+                act = "fail_for_good";
+                kind = Some(failure.kind.as_str());
+                code = Some(failure.code.as_str());
+                message = Some(failure.message.as_str());
+                exit_code = failure.exit_code;
+            }
             End::Lost { defaults: given, loss_limit: most, message: found } => {
                 act = "lost";
                 kind = Some(FailureKind::System.as_str());
@@ -257,7 +264,7 @@ impl Verb for Reschedule {
 
     async fn put(session: &Session, asks: &[&EndAsk]) -> Result<Vec<Row>, tokio_postgres::Error> {
         let [ask] = asks else { return Ok(Vec::new()) };
-        let End::Reschedule { route, delay, payload } = &ask.end else { return Ok(Vec::new()) };
+        let End::Reschedule { route, delay, payload, .. } = &ask.end else { return Ok(Vec::new()) };
         let (h, owner) = (&ask.holder, &ask.holder.owner);
         session
             .query(

@@ -171,6 +171,11 @@ pub(crate) fn no_connection(operation: &'static str, message: impl Into<String>)
     StoreError { operation, kind: StoreErrorKind::Unreachable, applied: Applied::No, message: message.into() }
 }
 
+/// A call that breaks a rule: nothing was sent, or nothing was done.
+pub(crate) fn refused(operation: &'static str, message: impl Into<String>) -> StoreError {
+    StoreError { operation, kind: StoreErrorKind::Refused, applied: Applied::No, message: message.into() }
+}
+
 /// An answer that this program does not understand; it counts as no answer.
 pub(crate) fn garbled(operation: &'static str, what: impl std::fmt::Display) -> StoreError {
     StoreError {

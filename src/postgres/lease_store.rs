@@ -22,7 +22,7 @@ use super::{
     claim::{self, ClaimAsk, ClaimReply, Wish},
     dispatch,
     end::{EndAsk, Reschedule},
-    grant,
+    error, grant,
     owners::Holder,
     protected::{self, Verb},
     recover::{self, PostponeAsk, PostponeRecovery, RecoverAsk},
@@ -162,6 +162,11 @@ impl LeaseStore for PgStore {
     }
 
     async fn end(&self, authority: &Authority, command: CommandId, end: &End) -> Result<Ended, StoreError> {
+        if let End::Reschedule { wake, publish, .. } = end
+            && (!wake.is_empty() || publish.is_some())
+        {
+            return Err(error::refused("reschedule", "this database holds no recipes yet"));
+        }
         let mut end = end.clone();
         if let End::Lost { message, .. } = &mut end {
             *message = Failure::new(FailureKind::System, "lease_lost", std::mem::take(message)).message;
@@ -170,9 +175,11 @@ impl LeaseStore for PgStore {
         let limit = self.inner.pools.timeout;
         match &ask.end {
             End::Complete { .. } => self.inner.completions.ask(ask, limit).await,
-            End::Fail { .. } | End::Lost { .. } | End::Cancel | End::Release { .. } => {
-                self.inner.endings.ask(ask, limit).await
-            }
+            End::Fail { .. }
+            | End::FailForGood { .. }
+            | End::Lost { .. }
+            | End::Cancel
+            | End::Release { .. } => self.inner.endings.ask(ask, limit).await,
             End::Reschedule { .. } => self.single::<Reschedule>(ask).await,
         }
     }

@@ -117,6 +117,7 @@ fn actor_settings(settings: &WorkerSettings, owner: Claimant, routes: Arc<[Route
             concurrency: settings.concurrency,
             batch: settings.claim_batch,
             poll_interval: settings.poll_interval,
+            facts: None,
         },
         timings: LeaseTimings {
             lease: settings.lease,

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     ids::{Namespace, Route},
     job::JobKind,
+    recipe_spec::RecipeSpec,
 };
 
 /// A definition, or a request around it, that cannot be run; refused before anything is written.
@@ -165,6 +166,8 @@ pub enum JobDefinition {
         /// The name that the function was registered under.
         name: String,
     },
+    /// Runs a recipe of durable tasks.
+    Recipe(RecipeSpec),
 }
 
 impl JobDefinition {
@@ -175,6 +178,7 @@ impl JobDefinition {
             Self::Container(_) => JobKind::Container,
             Self::Heartbeat(_) => JobKind::Heartbeat,
             Self::Handler { .. } => JobKind::Handler,
+            Self::Recipe(_) => JobKind::Recipe,
         }
     }
 
@@ -185,6 +189,7 @@ impl JobDefinition {
             Self::Container(_) => Route::container(),
             Self::Heartbeat(_) => Route::heartbeat(),
             Self::Handler { name } => Route::handler(name.clone()),
+            Self::Recipe(spec) => Route::recipe(spec.job_type.clone(), ""),
         }
     }
 
@@ -198,6 +203,7 @@ impl JobDefinition {
             Self::Container(spec) => serde_json::to_string(spec),
             Self::Heartbeat(spec) => serde_json::to_string(spec),
             Self::Handler { name } => serde_json::to_string(&serde_json::json!({ "handler": name })),
+            Self::Recipe(spec) => serde_json::to_string(spec),
         }
         .expect("a definition is plain data and always serializes")
     }
@@ -219,7 +225,7 @@ impl JobDefinition {
             JobKind::Handler => {
                 serde_json::from_str::<Handler>(text).map(|h| Self::Handler { name: h.handler }).map_err(bad)
             }
-            JobKind::Recipe => Err(InvalidDefinition::new("kind", "this worker runs no recipes")),
+            JobKind::Recipe => serde_json::from_str(text).map(Self::Recipe).map_err(bad),
         }
     }
 }

@@ -233,6 +233,12 @@ impl Route {
     pub fn handler(name: impl Into<String>) -> Self {
         Self { kind: JobKind::Handler, name: name.into(), task: String::new() }
     }
+
+    /// The route of the RECIPE jobs of one job type whose next task is of this op; the op is empty where a job begins.
+    #[must_use]
+    pub fn recipe(job_type: impl Into<String>, op: impl Into<String>) -> Self {
+        Self { kind: JobKind::Recipe, name: job_type.into(), task: op.into() }
+    }
 }
 
 #[cfg(test)]

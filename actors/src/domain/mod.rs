@@ -9,6 +9,7 @@ pub mod job;
 pub mod json;
 pub mod lease;
 pub mod quantity;
+pub mod recipe_spec;
 
 pub use definition::{
     ContainerSpec, HeartbeatSpec, InvalidDefinition, JobDefinition, NewJob, OnOrphan, PullPolicy, RetryPolicy,
@@ -18,3 +19,4 @@ pub use ids::{
     WorkerId,
 };
 pub use job::{Failure, FailureKind, JobKind, JobState};
+pub use recipe_spec::{RawJson, RecipeSpec};

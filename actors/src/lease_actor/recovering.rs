@@ -158,7 +158,13 @@ impl LeaseActor {
             });
         }
         Some(Told::End(match takeover.grant.kind {
-            JobKind::Recipe => End::Reschedule { route: None, delay: Duration::ZERO, payload: None },
+            JobKind::Recipe => End::Reschedule {
+                route: None,
+                delay: Duration::ZERO,
+                payload: None,
+                wake: Vec::new(),
+                publish: None,
+            },
             JobKind::Container | JobKind::Handler | JobKind::Heartbeat => {
                 self.lost("the worker that ran it let its lease expire".to_owned())
             }

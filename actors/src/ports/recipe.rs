@@ -19,6 +19,13 @@ use crate::{
 /// JSON exactly as it was written: big numbers, the order of keys and white space included.
 pub type JsonText = Arc<str>;
 
+/// The most bytes of one value: a result, a directive, what comes with a signal, a client payload.
+pub const MAX_VALUE_BYTES: usize = 1 << 20;
+/// The most events of a job's log.
+pub const MAX_LOG_EVENTS: i64 = 50_000;
+/// The most bytes of a job's log, all events together.
+pub const MAX_LOG_BYTES: i64 = 64 << 20;
+
 /// How a task ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TaskOutcome {
@@ -157,7 +164,9 @@ pub enum Recorded {
         /// How many are allowed.
         limit: i64,
     },
-    /// The child was refused, and why (`would_deadlock`, …); nothing was changed.
+    /// Refused, and why; nothing was changed. A child: `would_deadlock`, `invalid`, `workflow_not_found`,
+    /// `workflow_terminated`, `idempotency_conflict`. A timer's firing or a child's end where neither was begun at this
+    /// path: `not_begun`.
     Refused {
         /// A word for programs.
         code: &'static str,

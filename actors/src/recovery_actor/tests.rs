@@ -42,6 +42,7 @@ async fn claimed_by_another(memory: &MemoryStore, count: u32, renewed: bool) -> 
         routes: Arc::from([Route::handler("noop"), Route::container()]),
         limit: count,
         lease: LEASE,
+        facts: None,
     };
     let port = memory.port();
     let grants = port.claim(&request).await.expect("the memory store answers").grants;

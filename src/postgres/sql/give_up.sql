@@ -1,7 +1,7 @@
 -- give_up.sql: ends live leases otherwise than as COMPLETED: fail, lost, cancel or release. Whether a try is left, and
 -- whether a job that would wait again is CANCELED instead, is decided here.
 -- $1 jobs, ascending   $2 tokens   $3 each one's owner, an index into:   $4 namespaces   $5 workers   $6 processes
--- $7 commands   $8 'fail', 'lost', 'cancel' or 'release'   $9 failure kinds   $10 codes (release: the reason)   $11 messages
+-- $7 commands   $8 'fail', 'fail_for_good' (no try is left), 'lost', 'cancel' or 'release'   $9 failure kinds   $10 codes (release: the reason)   $11 messages
 -- $12 exit codes   the worker's defaults: $13 USER, $14 SYSTEM, $15 TIMEOUT failures, $16 back-off, $17 its cap, in ms
 -- $18 delays of releases in ms   $19 how many losses in a row end a job
 with asked as (
@@ -31,11 +31,11 @@ with asked as (
                                   a.namespace, a.token, a.worker, a.process)
 ), counted as materialized (
     select h.*, c.failures, c.most,
-           h.failures_user + (h.act = 'fail' and h.fault = 'USER')::integer as now_user,
+           h.failures_user + (h.act in ('fail', 'fail_for_good') and h.fault = 'USER')::integer as now_user,
            -- A loss while the database itself was away is nobody's failure.
-           h.failures_system + (h.act = 'fail' and h.fault = 'SYSTEM' or h.act = 'lost' and not h.loss_excused)::integer
+           h.failures_system + (h.act in ('fail', 'fail_for_good') and h.fault = 'SYSTEM' or h.act = 'lost' and not h.loss_excused)::integer
                as now_system,
-           h.failures_timeout + (h.act = 'fail' and h.fault = 'TIMEOUT')::integer as now_timeout,
+           h.failures_timeout + (h.act in ('fail', 'fail_for_good') and h.fault = 'TIMEOUT')::integer as now_timeout,
            h.losses + (h.act = 'lost' and not h.loss_excused)::integer as now_losses,
            coalesce(j.backoff_ms, h.backoff_ms, 30000) as base_ms,
            coalesce(j.backoff_cap_ms, h.backoff_cap_ms, 3600000) as cap_ms
@@ -57,7 +57,7 @@ with asked as (
     from counted c
     cross join lateral (
         select case when c.act = 'cancel' then 'canceled'
-                    when c.act = 'fail' and c.failures >= c.most then 'failed'
+                    when c.act = 'fail_for_good' or c.act = 'fail' and c.failures >= c.most then 'failed'
                     when o.looping or c.act = 'lost' and not c.loss_excused and c.failures >= c.most then 'failed'
                     when c.cancel_requested_at is not null or c.superseded then 'canceled'
                     when c.act in ('fail', 'lost') then 'retrying'
@@ -69,13 +69,13 @@ with asked as (
 ), told as materialized (
     -- What the books say of the failure: a superseded job's own is not why it ended.
     select d.*,
-           case when stale then 'SYSTEM' when act = 'cancel' then null when act in ('fail', 'lost') then fault
+           case when stale then 'SYSTEM' when act = 'cancel' then null when act in ('fail', 'fail_for_good', 'lost') then fault
                 when how = 'released' then 'SYSTEM' end::leasehold.failure_kind as why_kind,
            case when stale then 'superseded' when looping then 'crash_loop'
-                when act in ('fail', 'lost') or how = 'released' then code end as why_code,
+                when act in ('fail', 'fail_for_good', 'lost') or how = 'released' then code end as why_code,
            case when stale then 'its workflow has moved on to another generation'
-                when act in ('fail', 'lost') then message when how = 'released' then '' end as why_message,
-           case when act = 'fail' and not stale then exit_code end as why_exit
+                when act in ('fail', 'fail_for_good', 'lost') then message when how = 'released' then '' end as why_message,
+           case when act in ('fail', 'fail_for_good') and not stale then exit_code end as why_exit
     from decided d
 ), past as (
     insert into leasehold.lease_history (job_id, epoch, namespace, how, worker_id, process_id, attempt, granted_at,

@@ -39,6 +39,7 @@ async fn claimed(payload: &str, stop_grace: Duration) -> Claimed {
         routes: Arc::new([Route::handler("work")]),
         limit: 1,
         lease,
+        facts: None,
     };
     let grant = Arc::new(store.claim(&request).await.expect("the memory store answers").grants.remove(0));
     let watch = Watch::unfenced(Terms {

@@ -283,7 +283,13 @@ async fn submit_cancel_reschedule_and_postpone_have_the_effect_of_one_when_they_
 
             let grant = held(&stores[0], &client, &owner).await;
             let (authority, job) = (&grant.authority, grant.authority.job);
-            let end = End::Reschedule { route: None, delay: Duration::from_secs(600), payload: None };
+            let end = End::Reschedule {
+                route: None,
+                delay: Duration::from_secs(600),
+                payload: None,
+                wake: Vec::new(),
+                publish: None,
+            };
             let command = CommandId::generate();
             let reschedule = async |store: &PgStore| store.end(authority, command, &end).await.unwrap();
             let (_, repeat) = again(fault, &stores, reschedule).await;

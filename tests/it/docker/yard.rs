@@ -111,6 +111,7 @@ impl Yard {
                 routes: Arc::from([Route::container()]),
                 limit: count - u32::try_from(grants.len()).unwrap(),
                 lease,
+                facts: None,
             };
             grants.extend(self.store.claim(&ask).await.unwrap().grants);
             (grants.len() == count as usize).then_some(())

@@ -102,6 +102,7 @@ impl Bench {
             routes: Arc::from([Route::container()]),
             limit: 1,
             lease: LEASE,
+            facts: None,
         };
         self.store.claim(&request).await.unwrap().grants.pop().expect("one container job is queued")
     }
@@ -196,6 +197,8 @@ impl Bench {
                 route: None,
                 delay: Duration::ZERO,
                 payload: Some(PayloadUpdate { value: "2".to_owned(), expected_revision: 1 }),
+                wake: Vec::new(),
+                publish: None,
             },
             other => panic!("no such call: {other}"),
         };

@@ -139,7 +139,13 @@ async fn a_refused_call_leaves_a_healthy_connection() {
         store.report_progress(authority, "nope").await.unwrap_err();
         let payload =
             leasehold::protocol::ports::PayloadUpdate { value: "nope".to_owned(), expected_revision: 1 };
-        let end = End::Reschedule { route: None, delay: Duration::ZERO, payload: Some(payload) };
+        let end = End::Reschedule {
+            route: None,
+            delay: Duration::ZERO,
+            payload: Some(payload),
+            wake: Vec::new(),
+            publish: None,
+        };
         let error = store.end(authority, CommandId::generate(), &end).await.unwrap_err();
         assert_eq!((error.kind, error.applied), (StoreErrorKind::Refused, Applied::No), "{error}");
         let failure = Failure {
@@ -186,7 +192,13 @@ async fn callers_that_give_up_leave_nothing_behind() {
                 3 => drop(store.submit(&handler_job("other")).await),
                 4 => drop(store.dispatch(&owner.namespace, 10).await),
                 5 => {
-                    let end = End::Reschedule { route: None, delay: Duration::ZERO, payload: None };
+                    let end = End::Reschedule {
+                        route: None,
+                        delay: Duration::ZERO,
+                        payload: None,
+                        wake: Vec::new(),
+                        publish: None,
+                    };
                     drop(store.end(authority, CommandId::generate(), &end).await);
                 }
                 6 => drop(store.end(authority, CommandId::generate(), &End::Cancel).await),

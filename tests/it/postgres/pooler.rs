@@ -105,7 +105,13 @@ async fn whole_life(store: PgStore, worker: String) {
         let (node, container) = (NodeId::new("n1").unwrap(), ContainerId::new("c1").unwrap());
         assert_eq!(store.attach(authority, &node, &container).await.unwrap(), Attach::WrongRuntimeNode);
         assert!(matches!(store.reconcile(authority).await.unwrap(), Reconciliation::Live { .. }));
-        let end = End::Reschedule { route: None, delay: Duration::ZERO, payload: None };
+        let end = End::Reschedule {
+            route: None,
+            delay: Duration::ZERO,
+            payload: None,
+            wake: Vec::new(),
+            publish: None,
+        };
         let command = CommandId::generate();
         assert_eq!(store.end(authority, command, &end).await.unwrap(), Ended::Rescheduled);
         assert_eq!(store.end(authority, command, &end).await.unwrap(), Ended::Rescheduled);

@@ -114,7 +114,13 @@ async fn two_of_the_same_end_at_once_tell_the_same_outcome() {
             0 => End::Complete { exit_code: Some(0), output: Some("1".to_owned()) },
             1 => fail(),
             2 => End::Release { delay: Duration::from_secs(60), reason: "drain" },
-            _ => End::Reschedule { route: None, delay: Duration::from_secs(60), payload: None },
+            _ => End::Reschedule {
+                route: None,
+                delay: Duration::from_secs(60),
+                payload: None,
+                wake: Vec::new(),
+                publish: None,
+            },
         };
         let command = CommandId::generate();
         let other = &stores[round / 4 % 2];
@@ -230,7 +236,16 @@ async fn an_end_whose_answer_is_lost_tells_its_repeat_what_it_did() {
         ),
         (End::Cancel, Ended::Terminal(JobState::Canceled)),
         (End::Release { delay: Duration::from_secs(60), reason: "drain" }, Ended::Released),
-        (End::Reschedule { route: None, delay: Duration::from_secs(60), payload: None }, Ended::Rescheduled),
+        (
+            End::Reschedule {
+                route: None,
+                delay: Duration::from_secs(60),
+                payload: None,
+                wake: Vec::new(),
+                publish: None,
+            },
+            Ended::Rescheduled,
+        ),
     ];
     for (end, expected) in ends {
         let grant = held(&store, &client, &owner).await;

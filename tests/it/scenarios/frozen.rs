@@ -209,7 +209,13 @@ impl Place {
             End::Fail { failure: Failure::new(FailureKind::User, "late", "too late"), defaults },
             End::Cancel,
             End::Release { delay: Duration::ZERO, reason: "drain" },
-            End::Reschedule { route: None, delay: Duration::ZERO, payload: None },
+            End::Reschedule {
+                route: None,
+                delay: Duration::ZERO,
+                payload: None,
+                wake: Vec::new(),
+                publish: None,
+            },
             End::Lost { defaults, loss_limit: 1, message: "late".to_owned() },
         ];
         let calls = 7 + ends.len();

@@ -39,6 +39,7 @@ pub fn open(owner: &Claimant, limit: u32) -> OpenClaim {
         routes: Arc::from([Route::handler("work")]),
         limit,
         lease: LEASE,
+        facts: None,
     }
 }
 

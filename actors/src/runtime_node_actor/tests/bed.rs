@@ -225,6 +225,7 @@ async fn claim(store: &MemoryStore, spec: ContainerSpec) -> Grant {
         routes: vec![Route::container()].into(),
         limit: 1,
         lease: LEASE,
+        facts: None,
     };
     store.claim(&request).await.expect("the memory store answers").grants.remove(0)
 }

@@ -47,6 +47,8 @@ async fn assert_powerless(bench: &Bench<'_>, who: &str, authority: &Authority, n
         route: None,
         delay: Duration::ZERO,
         payload: Some(PayloadUpdate { value: "66".to_owned(), expected_revision: 1 }),
+        wake: Vec::new(),
+        publish: None,
     };
     for (name, end) in every_end().into_iter().chain([("reschedule with a payload", with_payload)]) {
         let answer = bench.end_as(authority, CommandId::generate(), &end).await;

@@ -130,6 +130,7 @@ impl<'a> Bench<'a> {
             routes: vec![Route::handler("work"), Route::container()].into(),
             limit,
             lease: LEASE,
+            facts: None,
         }
     }
 
@@ -260,7 +261,7 @@ pub(super) fn release() -> End {
 }
 
 pub(super) fn reschedule() -> End {
-    End::Reschedule { route: None, delay: Duration::ZERO, payload: None }
+    End::Reschedule { route: None, delay: Duration::ZERO, payload: None, wake: Vec::new(), publish: None }
 }
 
 /// Every way to end a lease, with a name for messages.

@@ -186,6 +186,8 @@ pub async fn a_reschedule_goes_on_elsewhere(harness: &dyn StoreHarness) {
         route: Some(Route::handler("elsewhere")),
         delay: Duration::ZERO,
         payload: Some(PayloadUpdate { value: r#"{"step": 2}"#.to_owned(), expected_revision: 1 }),
+        wake: Vec::new(),
+        publish: None,
     };
     assert_eq!(bench.end(&grant, end).await, Ended::Rescheduled);
     let view = bench.view(job).await;
@@ -208,6 +210,8 @@ pub async fn a_payload_conflict_changes_nothing(harness: &dyn StoreHarness) {
         route: Some(Route::handler("elsewhere")),
         delay: Duration::ZERO,
         payload: Some(PayloadUpdate { value: "2".to_owned(), expected_revision: 7 }),
+        wake: Vec::new(),
+        publish: None,
     };
     let command = CommandId::generate();
     let answer = bench.end_as(&grant.authority, command, &end).await;

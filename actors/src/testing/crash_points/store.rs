@@ -92,7 +92,7 @@ impl LeaseStore for Pointed {
     async fn end(&self, authority: &Authority, command: CommandId, end: &End) -> Result<Ended, StoreError> {
         let call = match end {
             End::Complete { .. } => "store.end.complete",
-            End::Fail { .. } => "store.end.fail",
+            End::Fail { .. } | End::FailForGood { .. } => "store.end.fail",
             End::Cancel => "store.end.cancel",
             End::Release { .. } => "store.end.release",
             End::Lost { .. } => "store.end.lost",

@@ -35,6 +35,7 @@ impl World {
             Place::Waiting(_) | Place::Ready(_) => {
                 row.place = terminal(JobState::Canceled, None, None, None);
                 self.wake_blocked(id, None);
+                self.after_end(id);
                 CancelAnswer::Canceled
             }
         }

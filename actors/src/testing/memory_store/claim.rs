@@ -34,6 +34,7 @@ impl World {
             .iter()
             .filter(|(_, row)| row.namespace == request.owner.namespace)
             .filter(|(_, row)| request.routes.contains(&row.route))
+            .filter(|(id, row)| self.may_be_offered(**id, row, request.facts.as_deref()))
             .filter_map(|(id, row)| match &row.place {
                 Place::Ready(ready) => Some((row.rank, ready.due_at, *id)),
                 _ => None,
@@ -176,6 +177,7 @@ impl World {
             run_deadline: timeout.map(|timeout| now + delta(timeout + lease)),
             placement,
             container: None,
+            redeemed: None,
         }));
         Ok(self.grant(id).expect("the lease was written just now"))
     }

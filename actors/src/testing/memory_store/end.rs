@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
+use super::recipe::superseded;
 use super::{
     refused,
     submit::over,
     world::{Lease, PastLease, Place, Row, Terminal, Waiting, World, delta},
 };
 use crate::{
-    domain::{CommandId, Epoch, Failure, FailureKind, JobState, RetryPolicy, Route},
+    domain::{CommandId, Epoch, Failure, FailureKind, JobKind, JobState, RetryPolicy, Route},
     error::StoreError,
     ports::{Authority, End, Ended, PayloadUpdate},
     testing::harness::HistoryView,
@@ -43,7 +44,7 @@ impl World {
             return Ok(self.recorded_end(authority, command));
         };
         let row = self.rows.get(&authority.job).cloned().expect("a live lease is the row of its job");
-        let superseded = row.generation != self.current_generation(&row);
+        let superseded = superseded(self, &row);
         let step = match end {
             End::Complete { exit_code, output } => completed(*exit_code, output.clone()),
             End::Fail { failure, defaults } => {
@@ -52,17 +53,24 @@ impl World {
             End::Lost { defaults, loss_limit, message } => {
                 self.lost(authority, &row, &lease, *defaults, (*loss_limit, message), superseded)
             }
+            End::FailForGood { failure } => self.failed_for_good(authority, failure),
             End::Cancel => canceled(None),
             End::Release { .. } | End::Reschedule { .. } if lease.cancel_requested => canceled(None),
             End::Release { .. } | End::Reschedule { .. } if superseded => {
                 canceled(Some(superseded_failure()))
             }
             End::Release { delay, reason } => self.released(*delay, reason),
-            End::Reschedule { route, delay, payload } => {
-                if let Some(conflict) = self.update_payload(authority, payload.as_ref())? {
-                    return Ok(conflict);
+            End::Reschedule { route, delay, payload, wake, publish } => {
+                if let Some(failure) = self.handoff_loop(authority.job, publish.as_ref()) {
+                    self.failed_for_good(authority, &failure)
+                } else {
+                    if let Some(conflict) = self.update_payload(authority, payload.as_ref())? {
+                        return Ok(conflict);
+                    }
+                    self.publish(authority, &lease, wake, publish.as_ref());
+                    let due_at = self.due_at(authority.job, *delay, wake);
+                    self.rescheduled(authority, route.as_ref(), due_at)
                 }
-                self.rescheduled(authority, route.as_ref(), *delay)
             }
         };
         // Losses in a row: a lease that ended by its holder's word ends the row, if work was begun under it.
@@ -95,6 +103,7 @@ impl World {
         let past = PastLease { namespace: row.namespace.clone(), view, due_at: step.due_at };
         self.history.insert((authority.job, authority.epoch), past);
         self.free_slots(authority.job);
+        self.after_end(authority.job);
         step.answer
     }
 
@@ -167,6 +176,25 @@ impl World {
         }
     }
 
+    /// Counts the failure; no try is left, whatever the policy says.
+    fn failed_for_good(&mut self, authority: &Authority, failure: &Failure) -> Step {
+        let index = match failure.kind {
+            FailureKind::User => 0,
+            FailureKind::System => 1,
+            FailureKind::Timeout => 2,
+        };
+        if let Some(row) = self.rows.get_mut(&authority.job) {
+            row.failures[index] += 1;
+        }
+        Step {
+            answer: Ended::Terminal(JobState::Failed),
+            how: "failed",
+            place: terminal(JobState::Failed, failure.exit_code, Some(failure.clone()), None),
+            failure: Some(failure.clone()),
+            due_at: None,
+        }
+    }
+
     /// Counts the loss, unless the database itself was away, and decides whether a try is left.
     fn lost(
         &mut self,
@@ -229,17 +257,26 @@ impl World {
         }
     }
 
-    fn rescheduled(&mut self, authority: &Authority, route: Option<&Route>, delay: Duration) -> Step {
-        let at = self.now() + delta(delay);
+    fn rescheduled(
+        &mut self,
+        authority: &Authority,
+        route: Option<&Route>,
+        due_at: Option<DateTime<Utc>>,
+    ) -> Step {
         if let (Some(route), Some(row)) = (route, self.rows.get_mut(&authority.job)) {
             row.route = route.clone();
         }
         Step {
             answer: Ended::Rescheduled,
             how: "rescheduled",
-            place: waiting(at, true),
+            place: Place::Waiting(Waiting {
+                due_at,
+                held_due_at: None,
+                blocked_by: None,
+                keep_attempt: true,
+            }),
             failure: None,
-            due_at: Some(at),
+            due_at,
         }
     }
 
@@ -252,6 +289,9 @@ impl World {
         let (Some(update), Some(job)) = (update, self.jobs.get_mut(&authority.job)) else { return Ok(None) };
         if serde_json::from_str::<serde::de::IgnoredAny>(&update.value).is_err() {
             return Err(refused("reschedule", "the payload is not JSON"));
+        }
+        if job.kind == JobKind::Recipe && !super::recipe::may_be_a_client_payload(&update.value) {
+            return Err(refused("reschedule", "the payload of a recipe must be a JSON object, or null"));
         }
         if job.payload_revision != update.expected_revision {
             return Ok(Some(Ended::PayloadConflict { current_revision: job.payload_revision }));

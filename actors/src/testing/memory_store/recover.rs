@@ -107,6 +107,7 @@ impl World {
             cancel_deadline: later(lease.cancel_deadline),
             run_deadline: later(lease.run_deadline),
             not_before: None,
+            redeemed: None,
             renewed_after: restarts,
             excused: lease.excused || lease.renewed_after < restarts || epoch >> 40 < generation,
             ..lease.clone()

@@ -2,9 +2,14 @@
 
 use std::sync::Arc;
 
-use super::world::{AD_HOC, Overlap, Place, Ready, Row, Submission, Waiting, World, millis};
+use chrono::{DateTime, Utc};
+
+use super::{
+    recipe::{self, Recipe},
+    world::{AD_HOC, Overlap, Place, Ready, Row, Submission, Waiting, World, millis},
+};
 use crate::{
-    domain::{InvalidDefinition, JobId, NewJob, RetryPolicy, Route},
+    domain::{InvalidDefinition, JobDefinition, JobId, JobKind, NewJob, RetryPolicy, Route},
     testing::harness::WorkflowState,
 };
 
@@ -46,11 +51,18 @@ impl World {
             };
         }
         let now = self.now();
+        if let Some(JobDefinition::Recipe(_)) = &job.definition
+            && !recipe::may_be_a_client_payload(&job.payload)
+        {
+            return Err(
+                InvalidDefinition::new("payload", "of a recipe must be a JSON object, or null").into()
+            );
+        }
         let due_at = job.run_at.map_or(now, |at| at.max(now));
         let (submission, mut row, paused) = match &job.workflow {
             Some(name) => self.run_of(job, name)?,
             None => {
-                let (submission, row) = ad_hoc(job)?;
+                let (submission, row) = ad_hoc(job, now)?;
                 (submission, row, false)
             }
         };
@@ -74,6 +86,9 @@ impl World {
         };
         self.last_job += 1;
         let id = JobId(self.last_job);
+        if submission.kind == JobKind::Recipe {
+            self.recipes.insert(id, Recipe::of(&submission.definition));
+        }
         self.jobs.insert(id, submission);
         self.rows.insert(id, row);
         if let Some(key) = key {
@@ -98,13 +113,14 @@ impl World {
             retry: over(job.retry, workflow.retry),
             trace_parent: job.trace_parent.clone(),
             kind: workflow.route.kind,
+            submitted_at: self.now(),
         };
         let row = fresh_row(job, name, workflow.route.clone(), workflow.overlap, workflow.generation);
         Ok((submission, row, workflow.state == WorkflowState::Paused))
     }
 }
 
-fn ad_hoc(job: &NewJob) -> Result<(Submission, Row), SubmitRejection> {
+fn ad_hoc(job: &NewJob, now: DateTime<Utc>) -> Result<(Submission, Row), SubmitRejection> {
     let definition = job.definition.as_ref().ok_or_else(|| {
         InvalidDefinition::new("definition", "is missing: say what to run, or name a workflow")
     })?;
@@ -116,6 +132,7 @@ fn ad_hoc(job: &NewJob) -> Result<(Submission, Row), SubmitRejection> {
         retry: job.retry,
         trace_parent: job.trace_parent.clone(),
         kind: definition.kind(),
+        submitted_at: now,
     };
     Ok((submission, fresh_row(job, AD_HOC, definition.route(), Overlap::default(), 1)))
 }

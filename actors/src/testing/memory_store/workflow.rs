@@ -71,6 +71,7 @@ impl World {
                 row.place = terminal(JobState::Canceled, None, Some(superseded_failure()), None);
             }
             self.wake_blocked(id, None);
+            self.after_end(id);
         }
     }
 

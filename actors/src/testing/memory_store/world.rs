@@ -19,6 +19,8 @@ use crate::{
     testing::harness::{HistoryView, WorkflowState},
 };
 
+use super::recipe::{Child, Recipe};
+
 /// The name of the workflow of every ad-hoc run; it has no row of its own.
 pub(super) const AD_HOC: &str = "adhoc";
 
@@ -44,6 +46,10 @@ pub(super) struct World {
     pub(super) commands: HashMap<CommandId, Command>,
     pub(super) logs: Vec<(JobId, Epoch, LogStream, u64, Bytes)>,
     pub(super) progress: HashMap<JobId, String>,
+    pub(super) recipes: BTreeMap<JobId, Recipe>,
+    /// By child.
+    pub(super) children: BTreeMap<JobId, Child>,
+    pub(super) last_signal: i64,
 }
 
 impl Default for World {
@@ -64,6 +70,9 @@ impl Default for World {
             commands: HashMap::new(),
             logs: Vec::new(),
             progress: HashMap::new(),
+            recipes: BTreeMap::new(),
+            children: BTreeMap::new(),
+            last_signal: 0,
         }
     }
 }
@@ -78,6 +87,7 @@ pub(super) struct Submission {
     pub(super) retry: RetryPolicy,
     pub(super) trace_parent: Option<String>,
     pub(super) kind: JobKind,
+    pub(super) submitted_at: DateTime<Utc>,
 }
 
 /// The row that moves (tables `waiting`, `ready`, `leases`, `ended`): what travels with it, and where it stands.
@@ -118,7 +128,7 @@ pub(super) enum Place {
 
 #[derive(Debug, Clone)]
 pub(super) struct Waiting {
-    /// None while a paused workflow holds it.
+    /// None while a paused workflow holds it, and while it waits for no time at all.
     pub(super) due_at: Option<DateTime<Utc>>,
     /// What resume restores.
     pub(super) held_due_at: Option<DateTime<Utc>>,
@@ -155,6 +165,8 @@ pub(super) struct Lease {
     pub(super) run_deadline: Option<DateTime<Utc>>,
     pub(super) placement: Option<Placement>,
     pub(super) container: Option<ContainerId>,
+    /// The command that put the present token in the place of another one.
+    pub(super) redeemed: Option<CommandId>,
 }
 
 #[derive(Debug, Clone)]

@@ -130,6 +130,7 @@ impl Pair<'_> {
             // All there is: which one comes first is the conformance suite's question.
             limit: 500,
             lease: LEASE,
+            facts: None,
         };
         self.note(format!("claim {routes:?}"));
         let memory = self.memory.claim(&request).await.unwrap().grants;
@@ -357,6 +358,8 @@ impl Pair<'_> {
                     value: r#"{"a":  1}"#.to_owned(),
                     expected_revision: self.dice.random_range(1..3),
                 }),
+                wake: Vec::new(),
+                publish: None,
             },
         }
     }

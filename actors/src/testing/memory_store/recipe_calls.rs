@@ -1,0 +1,197 @@
+//! The calls of [`RecipeStore`]: reading, refusals, redemption, signals and payloads.
+
+use async_trait::async_trait;
+use serde::de::IgnoredAny;
+
+use super::{
+    MemoryStore,
+    recipe::{StoredSignal, may_be_a_client_payload},
+    refused,
+    world::{Place, World, until},
+};
+use crate::{
+    domain::{CommandId, JobId, JobKind, LeaseToken, Namespace},
+    error::StoreError,
+    ports::{
+        Authority, PayloadUpdate,
+        recipe::{
+            Event, MAX_VALUE_BYTES, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded,
+            Redeemed, Refusal, SignalAnswer, Wake,
+        },
+    },
+};
+
+/// Events of one page.
+const PAGE: usize = 500;
+
+#[async_trait]
+impl RecipeStore for MemoryStore {
+    async fn recipe_job(&self, namespace: &Namespace, job: JobId) -> Result<Option<RecipeJob>, StoreError> {
+        Ok(self.world().recipe_job(namespace, job))
+    }
+
+    async fn events(&self, namespace: &Namespace, job: JobId, after: i64) -> Result<Vec<Event>, StoreError> {
+        let world = self.world();
+        if world.rows.get(&job).is_none_or(|row| row.namespace != *namespace) {
+            return Ok(Vec::new());
+        }
+        let events = world.recipes.get(&job).map_or(&[][..], |recipe| &recipe.events);
+        Ok(events.iter().filter(|event| event.ordinal > after).take(PAGE).cloned().collect())
+    }
+
+    async fn record(
+        &self,
+        authority: &Authority,
+        path: &str,
+        event: &NewEvent,
+    ) -> Result<Recorded, StoreError> {
+        self.world().record_event(authority, path, event)
+    }
+
+    async fn refuse(&self, authority: &Authority, reason: &str) -> Result<Refusal, StoreError> {
+        let _ = reason;
+        Ok(self.world().refuse(authority))
+    }
+
+    async fn redeem(
+        &self,
+        authority: &Authority,
+        command: CommandId,
+        new_token: &LeaseToken,
+    ) -> Result<Redeemed, StoreError> {
+        Ok(self.world().redeem(authority, command, *new_token))
+    }
+
+    async fn send_signal(
+        &self,
+        namespace: &Namespace,
+        job: JobId,
+        signal: &NewSignal,
+    ) -> Result<SignalAnswer, StoreError> {
+        check_json("send_signal", "the data", &signal.data)?;
+        Ok(self.world().send_signal(namespace, job, signal))
+    }
+
+    async fn set_payload(
+        &self,
+        namespace: &Namespace,
+        job: JobId,
+        update: &PayloadUpdate,
+    ) -> Result<PayloadSet, StoreError> {
+        check_json("set_payload", "the payload", &update.value)?;
+        self.world().set_payload(namespace, job, update)
+    }
+}
+
+impl World {
+    fn recipe_job(&self, namespace: &Namespace, id: JobId) -> Option<RecipeJob> {
+        let row = self.rows.get(&id).filter(|row| row.namespace == *namespace)?;
+        let (job, recipe) = (self.jobs.get(&id)?, self.recipes.get(&id)?);
+        Some(RecipeJob {
+            state: row.state(),
+            definition: job.definition.clone(),
+            payload: job.payload.clone(),
+            payload_revision: job.payload_revision,
+            submitted_at: job.submitted_at,
+            published: recipe.hint.clone(),
+            handoffs: recipe.handoffs(),
+            events: i64::try_from(recipe.events.len()).unwrap_or(i64::MAX),
+        })
+    }
+
+    fn refuse(&mut self, authority: &Authority) -> Refusal {
+        if self.live(authority).is_none() {
+            return Refusal::NotLive;
+        }
+        let epoch = self.rows.get(&authority.job).map(|row| row.epoch);
+        let Some(recipe) = self.recipes.get_mut(&authority.job) else { return Refusal::NotLive };
+        // Said twice under one lease it is one refusal.
+        if recipe.refused_epoch != epoch {
+            recipe.refused_epoch = epoch;
+            recipe.refusals += 1;
+        }
+        Refusal::Recorded { in_a_row: recipe.refusals }
+    }
+
+    fn redeem(&mut self, authority: &Authority, command: CommandId, new_token: LeaseToken) -> Redeemed {
+        let now = self.now();
+        let redeemed = Authority { token: new_token, ..authority.clone() };
+        let lease = if self.live(&redeemed).is_some_and(|lease| lease.redeemed == Some(command)) {
+            self.live_mut(&redeemed)
+        } else {
+            self.live_mut(authority)
+        };
+        let Some(lease) = lease else { return Redeemed::NotLive };
+        lease.token = new_token;
+        lease.redeemed = Some(command);
+        Redeemed::Redeemed { remaining: until(now, lease.expires_at) }
+    }
+
+    fn send_signal(&mut self, namespace: &Namespace, id: JobId, signal: &NewSignal) -> SignalAnswer {
+        let Some(row) = self.rows.get(&id).filter(|row| row.namespace == *namespace) else {
+            return SignalAnswer::NotFound;
+        };
+        let Some(recipe) = self.recipes.get_mut(&id) else { return SignalAnswer::NotFound };
+        let same_key = recipe.signals.iter().find(|s| s.key.is_some() && s.key == signal.key);
+        if let Some(stored) = same_key {
+            return if stored.name == signal.name && stored.data == signal.data {
+                SignalAnswer::Stored { id: stored.id, created: false }
+            } else {
+                SignalAnswer::KeyConflict
+            };
+        }
+        if let Place::Ended(ended) = &row.place {
+            return SignalAnswer::JobEnded { state: ended.state };
+        }
+        self.last_signal += 1;
+        recipe.signals.push(StoredSignal {
+            id: self.last_signal,
+            name: signal.name.clone(),
+            data: signal.data.clone(),
+            key: signal.key.clone(),
+            taken: false,
+        });
+        self.wake(id, &Wake::Signal(signal.name.clone()));
+        SignalAnswer::Stored { id: self.last_signal, created: true }
+    }
+
+    fn set_payload(
+        &mut self,
+        namespace: &Namespace,
+        id: JobId,
+        update: &PayloadUpdate,
+    ) -> Result<PayloadSet, StoreError> {
+        let Some(row) = self.rows.get(&id).filter(|row| row.namespace == *namespace) else {
+            return Ok(PayloadSet::NotFound);
+        };
+        if let Place::Ended(ended) = &row.place {
+            return Ok(PayloadSet::JobEnded { state: ended.state });
+        }
+        let Some(job) = self.jobs.get_mut(&id) else { return Ok(PayloadSet::NotFound) };
+        if job.kind == JobKind::Recipe && !may_be_a_client_payload(&update.value) {
+            return Err(refused("set_payload", "payload: of a recipe must be a JSON object, or null"));
+        }
+        if job.payload_revision != update.expected_revision {
+            return Ok(PayloadSet::Conflict { current_revision: job.payload_revision });
+        }
+        job.payload = update.value.as_str().into();
+        job.payload_revision += 1;
+        if let Some(recipe) = self.recipes.get_mut(&id) {
+            recipe.refusals = 0;
+        }
+        Ok(PayloadSet::Set { revision: job.payload_revision })
+    }
+}
+
+fn check_json(operation: &'static str, what: &str, text: &str) -> Result<(), StoreError> {
+    if text.len() > MAX_VALUE_BYTES {
+        return Err(refused(
+            operation,
+            format!("{what}: is {} bytes long; at most {MAX_VALUE_BYTES} are stored", text.len()),
+        ));
+    }
+    if serde_json::from_str::<IgnoredAny>(text).is_err() || text.contains('\0') {
+        return Err(refused(operation, format!("{what}: is not JSON")));
+    }
+    Ok(())
+}
