@@ -17,6 +17,7 @@ mod man;
 mod migrate;
 mod node;
 mod output;
+mod recipe;
 mod run;
 mod store;
 mod submit;
@@ -62,6 +63,7 @@ enum Command {
     Jobs(jobs::Args),
     Job(job::Args),
     Workflow(workflow::Args),
+    Recipe(recipe::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
     Config(config::Args),
@@ -103,6 +105,7 @@ fn dispatch(command: Command, settings: &Effective) -> Result<Exit, CliError> {
         Command::Jobs(args) => jobs::run(&args, settings),
         Command::Job(args) => job::run(&args, settings),
         Command::Workflow(args) => workflow::run(&args, settings),
+        Command::Recipe(args) => recipe::run(&args),
         Command::Doctor(args) => doctor::run(&args, settings),
         Command::Bench(args) => bench::run(&args, settings),
         Command::Config(args) => config::run(&args, settings),

@@ -1,0 +1,157 @@
+//! `leasehold recipe`: recipes before they are submitted. Needs no database.
+
+use std::{fs, path::PathBuf};
+
+use clap::Subcommand;
+use serde::Serialize;
+
+use super::{CliError, Exit, output};
+use crate::recipe::{Mistake, Mistakes, bundle::Bundle, compile, compiled::Recipe, schema, template::Trial};
+
+/// Check recipes, print their schema, try out templates
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: leasehold recipe check process.yaml")]
+pub(super) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Check recipe files and everything that they include
+    ///
+    /// Exit 0 when all are good; 2 when any has a mistake, each told with file, line and column.
+    #[command(after_help = "Example: leasehold recipe check recipes/*.yaml")]
+    Check {
+        /// Recipe files
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// One JSON object a file
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the JSON Schema of recipe files
+    #[command(after_help = "Example: leasehold recipe schema > recipe.schema.json")]
+    Schema,
+    /// Evaluate templates against values from a file
+    ///
+    /// Prints one line of JSON for each template: its value, or an error. Exit 1 when any has no value.
+    #[command(after_help = "Example: leasehold recipe eval --values values.json '${{ inputs.size * 2 }}'")]
+    Eval {
+        /// A JSON object: {"inputs": …, "vars": …, "sequence": {"ID": {"outputs": …}}, …}
+        #[arg(long, value_name = "FILE")]
+        values: PathBuf,
+        /// Texts with templates
+        #[arg(required = true, value_name = "TEMPLATE")]
+        templates: Vec<String>,
+    },
+}
+
+pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
+    match &args.command {
+        Command::Check { files, json } => check(files, *json),
+        Command::Schema => {
+            let text = serde_json::to_string_pretty(&schema::schema())
+                .map_err(|e| CliError::new(Exit::Failed, format!("cannot write the schema: {e}")))?;
+            output::line(&text)?;
+            Ok(Exit::Ok)
+        }
+        Command::Eval { values, templates } => eval(values, templates),
+    }
+}
+
+/// What `check --json` says of a file.
+#[derive(Serialize)]
+struct Checked<'a> {
+    file: String,
+    ok: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nodes: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    digest: Option<&'a str>,
+    mistakes: &'a [Mistake],
+}
+
+fn check(files: &[PathBuf], json: bool) -> Result<Exit, CliError> {
+    let mut exit = Exit::Ok;
+    for file in files {
+        let checked = Bundle::read(file).and_then(|bundle| {
+            let recipe = compile(&bundle)?;
+            Ok((recipe, bundle.digest()))
+        });
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let checked = checked.map_err(|mut found| {
+            // Named as the caller named the file, so that an editor can open it.
+            for mistake in &mut found.mistakes {
+                if let Some(folder) = folder {
+                    mistake.file = folder.join(&mistake.file).display().to_string();
+                }
+            }
+            found
+        });
+        if checked.is_err() {
+            exit = Exit::Usage;
+        }
+        tell(file.display().to_string(), &checked, json)?;
+    }
+    Ok(exit)
+}
+
+fn tell(file: String, checked: &Result<(Recipe, String), Mistakes>, json: bool) -> Result<(), CliError> {
+    match checked {
+        Ok((recipe, digest)) if json => output::json(&Checked {
+            file,
+            ok: true,
+            id: Some(&recipe.id),
+            nodes: Some(recipe.nodes),
+            digest: Some(digest),
+            mistakes: &[],
+        }),
+        Ok((recipe, _)) => {
+            let plural = if recipe.nodes == 1 { "" } else { "s" };
+            output::line(&super::one_line(&format!("{file}: ok, {} node{plural}", recipe.nodes)))
+        }
+        Err(found) if json => output::json(&Checked {
+            file,
+            ok: false,
+            id: None,
+            nodes: None,
+            digest: None,
+            mistakes: &found.mistakes,
+        }),
+        Err(found) => {
+            for mistake in &found.mistakes {
+                output::line(&super::one_line(&mistake.to_string()))?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// What `eval` says of a template without a value.
+#[derive(Serialize)]
+struct NoValue {
+    error: &'static str,
+    message: String,
+}
+
+fn eval(values: &PathBuf, templates: &[String]) -> Result<Exit, CliError> {
+    let text = fs::read_to_string(values)
+        .map_err(|e| CliError::usage(format!("cannot read {}: {e}", values.display())))?;
+    let trial = Trial::new(&text)
+        .map_err(|e| CliError::usage(format!("{} cannot be used: it {e}", values.display())))?;
+    let mut exit = Exit::Ok;
+    for template in templates {
+        match trial.evaluate(template) {
+            // A value may hold line breaks between its parts, as it was written: one line each all the same.
+            Ok(value) => output::line(&super::text::json(value.replace(['\n', '\r'], " ")))?,
+            Err(error) => {
+                exit = Exit::Failed;
+                output::json(&NoValue { error: error.code(), message: error.to_string() })?;
+            }
+        }
+    }
+    Ok(exit)
+}

@@ -1,0 +1,530 @@
+//! Which keys a recipe has and what they hold: the one table from which the checker, the published JSON Schema and
+//! the appendix of `docs/recipes.md` are made.
+
+use super::{
+    limits::{LANGUAGE_VERSION, MAX_ATTEMPTS, MAX_ID, MAX_NODE_MILLIS},
+    mistake::Place,
+    template::has_template,
+    yaml::{Value, Yaml},
+};
+
+/// What a key may hold.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Kind {
+    /// `[A-Za-z_][A-Za-z0-9_-]*`: one part of a path.
+    Id,
+    /// Any text of 1 to 200 characters, none of them a control character.
+    Name,
+    /// The version of the language.
+    Version,
+    /// Text.
+    Text,
+    /// `true`, `false`, or one template.
+    Condition,
+    /// Text or a number, in either a template.
+    Amount,
+    /// Text, which may hold templates.
+    Reference,
+    /// `250ms`, `30s`, `10m`.
+    Duration,
+    /// A whole number of attempts.
+    Attempts,
+    /// A list of texts.
+    Names,
+    /// The path of a file.
+    Path,
+    /// One of these words.
+    Word(&'static [&'static str]),
+    /// Any value; a template in it is text.
+    Constant,
+    /// Any value, with templates.
+    Value,
+    /// A map of any values, with templates.
+    Inputs,
+    /// A map of constants by name.
+    Constants,
+    /// One shape.
+    One(&'static Shape),
+    /// At least one of a shape.
+    Many(&'static Shape),
+    /// A map of a shape, by name.
+    ByName(&'static Shape),
+}
+
+/// A key.
+#[derive(Debug)]
+pub(super) struct Field {
+    pub(super) key: &'static str,
+    pub(super) kind: Kind,
+    pub(super) required: bool,
+    /// One sentence for people.
+    pub(super) about: &'static str,
+}
+
+/// A map with fixed keys.
+#[derive(Debug)]
+pub(super) struct Shape {
+    pub(super) name: &'static str,
+    pub(super) about: &'static str,
+    /// Its keys, in groups that shapes share.
+    pub(super) groups: &'static [&'static [Field]],
+    /// Exactly one of these keys must be there.
+    pub(super) one_of: &'static [&'static str],
+}
+
+impl Shape {
+    pub(super) fn fields(&self) -> impl Iterator<Item = &'static Field> {
+        self.groups.iter().flat_map(|group| group.iter())
+    }
+}
+
+const fn field(key: &'static str, kind: Kind, about: &'static str) -> Field {
+    Field { key, kind, required: false, about }
+}
+
+const fn required(key: &'static str, kind: Kind, about: &'static str) -> Field {
+    Field { key, kind, required: true, about }
+}
+
+/// What a node does.
+const FORMS: &[&str] = &["op", "sequence", "state", "parallel", "include"];
+
+static FORM_FIELDS: [Field; 5] = [
+    field("op", Kind::Name, "One task: the op with this name."),
+    field(
+        "sequence",
+        Kind::Many(&NODE),
+        "Nodes one after the other; the output is a map of their outputs by id.",
+    ),
+    field("state", Kind::One(&MACHINE), "A state machine; the output is that of the state that ends it."),
+    field("parallel", Kind::Many(&NODE), "Nodes at once; the output is a map of their outputs by id."),
+    field(
+        "include",
+        Kind::Path,
+        "Another recipe, inline: a file below the root recipe's folder, relative to this one.",
+    ),
+];
+
+static NODE_FIELDS: [Field; 5] = [
+    field("when", Kind::Condition, "Skips the node unless it holds; its outputs are then null."),
+    field("retry", Kind::One(&RETRY), "More attempts after a failure."),
+    field("timeout", Kind::Duration, "The longest that one attempt may take."),
+    field(
+        "catch",
+        Kind::One(&CATCH),
+        "Runs when the last attempt has failed and reads `error`; its output is then the node's.",
+    ),
+    field(
+        "execution_needs",
+        Kind::One(&NEEDS),
+        "What the tasks in this node need, beyond the scopes around it.",
+    ),
+];
+
+static INPUTS_FIELD: [Field; 1] =
+    [field("inputs", Kind::Inputs, "The inputs of the op or of the included recipe.")];
+
+static ID_FIELD: [Field; 1] =
+    [required("id", Kind::Id, "The node's name in paths and in templates, unlike its siblings'.")];
+
+/// A file.
+pub(super) static RECIPE: Shape = Shape {
+    name: "recipe",
+    about: "A recipe file: one document.",
+    groups: &[
+        &[
+            required("id", Kind::Id, "The recipe's name."),
+            field(
+                "version",
+                Kind::Version,
+                "The version of the language that it is written in: 1, also when left out.",
+            ),
+            field(
+                "job_type",
+                Kind::Name,
+                "The first half of the job's routes: `recipe`, unless it says otherwise.",
+            ),
+            field("description", Kind::Text, "For people."),
+            field(
+                "inputs",
+                Kind::ByName(&INPUT),
+                "The inputs that a submission or an including recipe gives.",
+            ),
+            field("vars", Kind::Constants, "Constants, by name."),
+            field("execution", Kind::One(&NEEDS), "The base of every task's needs."),
+            field(
+                "with",
+                Kind::Inputs,
+                "The inputs of the root's op or included recipe, since `inputs` declares the recipe's own.",
+            ),
+        ],
+        &NODE_FIELDS,
+        &FORM_FIELDS,
+    ],
+    one_of: FORMS,
+};
+
+/// A node in a sequence, or a branch.
+pub(super) static NODE: Shape = Shape {
+    name: "node",
+    about: "A node of a sequence, or a branch of a parallel.",
+    groups: &[&ID_FIELD, &NODE_FIELDS, &INPUTS_FIELD, &FORM_FIELDS],
+    one_of: FORMS,
+};
+
+static CATCH: Shape = Shape {
+    name: "catch",
+    about: "What runs after a failure: a node.",
+    groups: &[
+        &[field("id", Kind::Id, "Its name in paths: `catch`, unless it says otherwise.")],
+        &NODE_FIELDS,
+        &INPUTS_FIELD,
+        &FORM_FIELDS,
+    ],
+    one_of: FORMS,
+};
+
+static MACHINE: Shape = Shape {
+    name: "machine",
+    about: "States and the ways between them; it may loop.",
+    groups: &[&[
+        required("initial", Kind::Id, "The id of the state where it begins."),
+        required("states", Kind::Many(&STATE), "The states."),
+    ]],
+    one_of: &[],
+};
+
+static STATE: Shape = Shape {
+    name: "state",
+    about: "A state: a node and the ways out of it. A state without transitions ends the machine.",
+    groups: &[
+        &ID_FIELD,
+        &NODE_FIELDS,
+        &INPUTS_FIELD,
+        &FORM_FIELDS,
+        &[field(
+            "transitions",
+            Kind::Many(&TRANSITION),
+            "The first that holds is taken; if none does, the machine fails: `no_transition`.",
+        )],
+    ],
+    one_of: FORMS,
+};
+
+static TRANSITION: Shape = Shape {
+    name: "transition",
+    about: "A way out of a state.",
+    groups: &[&[
+        required("to", Kind::Id, "The id of the next state."),
+        field("when", Kind::Condition, "Holds always where it is left out."),
+        field(
+            "payload",
+            Kind::Value,
+            "What the next state reads as `transition.payload`; null where it is left out.",
+        ),
+    ]],
+    one_of: &[],
+};
+
+static RETRY: Shape = Shape {
+    name: "retry",
+    about: "When a failed node is tried again. Each attempt is recorded under a path of its own.",
+    groups: &[&[
+        required("max_attempts", Kind::Attempts, "How many attempts in all."),
+        field("backoff", Kind::Duration, "The wait before the second attempt: 1s. It doubles with each."),
+        field("backoff_cap", Kind::Duration, "The longest wait: 1m."),
+        field(
+            "on",
+            Kind::Names,
+            "Kinds and codes of failures that are tried again; every failure, where it is left out.",
+        ),
+    ]],
+    one_of: &[],
+};
+
+static NEEDS: Shape = Shape {
+    name: "needs",
+    about: "What tasks need of the worker that runs them.",
+    groups: &[&[
+        field("resources", Kind::One(&RESOURCES), "Amounts: minimums."),
+        field("platform", Kind::Reference, "`os/architecture`, or with a variant."),
+        field("image", Kind::Reference, "The image that the worker itself runs in."),
+    ]],
+    one_of: &[],
+};
+
+static RESOURCES: Shape = Shape {
+    name: "resources",
+    about: "Amounts, as everywhere: `500m`, `2`, `512Mi`, `16Gi`.",
+    groups: &[&[
+        field("cpu", Kind::Amount, "Cores."),
+        field("memory", Kind::Amount, "Bytes of memory."),
+        field("ephemeral-storage", Kind::Amount, "Bytes of scratch space."),
+    ]],
+    one_of: &[],
+};
+
+static INPUT: Shape = Shape {
+    name: "input",
+    about: "A declared input.",
+    groups: &[&[
+        required("type", Kind::Word(INPUT_TYPES), "What it must be."),
+        field("default", Kind::Constant, "Taken where none is given; without one the input is required."),
+        field("description", Kind::Text, "For people."),
+    ]],
+    one_of: &[],
+};
+
+/// The types of inputs.
+pub(super) const INPUT_TYPES: &[&str] = &["string", "integer", "number", "boolean", "array", "object", "any"];
+
+/// Every shape, in the order in which they are documented.
+pub(super) fn shapes() -> [&'static Shape; 10] {
+    [&RECIPE, &INPUT, &NODE, &CATCH, &RETRY, &NEEDS, &RESOURCES, &MACHINE, &STATE, &TRANSITION]
+}
+
+/// Checks a value against a shape; `report` hears of every mistake.
+pub(super) fn check(yaml: &Yaml, shape: &Shape, report: &mut dyn FnMut(Place, String)) {
+    if !matches!(yaml.value, Value::Map(_)) {
+        report(yaml.place, format!("a {} is a map, not {}", shape.name, yaml.kind()));
+        return;
+    }
+    for (key, value) in yaml.members() {
+        if let Some(field) = shape.fields().find(|field| field.key == key.name) {
+            kind(value, field, report);
+        } else {
+            report(key.place, unknown(&key.name, shape));
+        }
+    }
+    for field in shape.fields().filter(|field| field.required && yaml.get(field.key).is_none()) {
+        report(yaml.place, format!("`{}` is missing from this {}", field.key, shape.name));
+    }
+    let chosen: Vec<&str> = shape.one_of.iter().copied().filter(|key| yaml.get(key).is_some()).collect();
+    if !shape.one_of.is_empty() && chosen.len() != 1 {
+        let found = if chosen.is_empty() { "none".to_owned() } else { listed(&chosen) };
+        report(
+            yaml.place,
+            format!("a {} has exactly one of {}, not {found}", shape.name, listed(shape.one_of)),
+        );
+    }
+}
+
+fn unknown(key: &str, shape: &Shape) -> String {
+    if has_template(key) {
+        return "a key cannot be a template".to_owned();
+    }
+    let near = shape
+        .fields()
+        .map(|field| (distance(key, field.key), field.key))
+        .min()
+        .filter(|(distance, near)| *distance <= near.len() / 3);
+    match near {
+        Some((_, near)) => format!("unknown key `{key}` in a {}; is `{near}` meant?", shape.name),
+        None => {
+            let keys: Vec<&str> = shape.fields().map(|field| field.key).collect();
+            format!("unknown key `{key}` in a {}; there are {}", shape.name, listed(&keys))
+        }
+    }
+}
+
+fn listed(words: &[&str]) -> String {
+    words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// How many letters must change to make one word the other.
+fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (n, a) in one.chars().take(40).enumerate() {
+        let mut corner = row[0];
+        row[0] = n + 1;
+        for (m, b) in other.iter().enumerate() {
+            let changed = corner + usize::from(a != *b);
+            corner = row[m + 1];
+            row[m + 1] = changed.min(row[m] + 1).min(row[m + 1] + 1);
+        }
+    }
+    row[other.len()]
+}
+
+fn kind(yaml: &Yaml, field: &Field, report: &mut dyn FnMut(Place, String)) {
+    let key = field.key;
+    let mut refuse = |reason: String| report(yaml.place, format!("`{key}` {reason}"));
+    match (field.kind, &yaml.value) {
+        (Kind::Constant, _) => constant(yaml, report),
+        (Kind::Value, _)
+        | (Kind::Text, Value::Text(_))
+        | (Kind::Condition, Value::Bool(_))
+        | (Kind::Amount, Value::Text(_) | Value::Number(_))
+        | (Kind::Reference, Value::Text(_))
+        | (Kind::Inputs, Value::Map(_)) => {}
+        (Kind::Id, Value::Text(text)) => {
+            if !is_id(text) {
+                refuse(format!(
+                    "must be 1 to {MAX_ID} letters, digits, `_` and `-`, and begin with a letter or `_`"
+                ));
+            }
+        }
+        (Kind::Name, Value::Text(text)) => {
+            if let Err(reason) = name(text) {
+                refuse(reason);
+            }
+        }
+        (Kind::Path, Value::Text(text)) => {
+            if has_template(text) {
+                refuse("is resolved before anything runs: it cannot be a template".to_owned());
+            }
+        }
+        (Kind::Version, Value::Number(text)) => {
+            if *text != LANGUAGE_VERSION.to_string() {
+                refuse(format!("{text} is not known here; this binary knows {LANGUAGE_VERSION}"));
+            }
+        }
+        (Kind::Condition, Value::Text(text)) => {
+            if !has_template(text) {
+                refuse("must be true, false or one template: ${{ … }}".to_owned());
+            }
+        }
+        (Kind::Duration, Value::Text(text)) => {
+            if let Err(reason) = duration(text) {
+                refuse(reason);
+            }
+        }
+        (Kind::Attempts, Value::Number(text)) => {
+            if !text.parse::<u32>().is_ok_and(|n| (1..=MAX_ATTEMPTS).contains(&n)) {
+                refuse(format!("must be a whole number from 1 to {MAX_ATTEMPTS}"));
+            }
+        }
+        (Kind::Names, Value::List(elements)) => {
+            for element in elements {
+                match element.text().map(name) {
+                    Some(Ok(())) => {}
+                    Some(Err(reason)) => report(element.place, reason),
+                    None => report(element.place, format!("text is wanted here, not {}", element.kind())),
+                }
+            }
+        }
+        (Kind::Word(words), Value::Text(text)) => {
+            if !words.contains(&text.as_str()) {
+                refuse(format!("must be one of {}", listed(words)));
+            }
+        }
+        (Kind::Constants, Value::Map(members)) => {
+            for (key, value) in members {
+                variable(&key.name, key.place, report);
+                constant(value, report);
+            }
+        }
+        (Kind::One(shape), Value::Map(_)) => check(yaml, shape, report),
+        (Kind::Many(shape), Value::List(elements)) => {
+            if elements.is_empty() {
+                refuse(format!("must hold at least one {}", shape.name));
+            }
+            for element in elements {
+                check(element, shape, report);
+            }
+        }
+        (Kind::ByName(shape), Value::Map(members)) => {
+            for (key, value) in members {
+                variable(&key.name, key.place, report);
+                check(value, shape, report);
+            }
+        }
+        (wanted, _) => refuse(format!("must be {}, not {}", wanted.described(), yaml.kind())),
+    }
+}
+
+impl Kind {
+    /// What messages and the grammar call it.
+    pub(super) fn described(self) -> String {
+        match self {
+            Self::Id => "an id".to_owned(),
+            Self::Name => "a name".to_owned(),
+            Self::Version => format!("the number {LANGUAGE_VERSION}"),
+            Self::Text => "text".to_owned(),
+            Self::Condition => "true, false or one template".to_owned(),
+            Self::Amount => "text or a number, or a template".to_owned(),
+            Self::Reference => "text, or a template".to_owned(),
+            Self::Duration => "a duration".to_owned(),
+            Self::Attempts => format!("a whole number from 1 to {MAX_ATTEMPTS}"),
+            Self::Names => "a list of names".to_owned(),
+            Self::Path => "the path of a file".to_owned(),
+            Self::Word(words) => format!("one of {}", listed(words)),
+            Self::Constant => "any value without templates".to_owned(),
+            Self::Value => "any value, with templates".to_owned(),
+            Self::Inputs => "a map of values, with templates".to_owned(),
+            Self::Constants => "a map of values without templates".to_owned(),
+            Self::One(shape) => format!("a map: {}", shape.name),
+            Self::Many(shape) => format!("a list of {}s", shape.name),
+            Self::ByName(shape) => format!("a map of {}s by name", shape.name),
+        }
+    }
+}
+
+/// A constant cannot hold templates: nothing would evaluate them.
+fn constant(yaml: &Yaml, report: &mut dyn FnMut(Place, String)) {
+    match &yaml.value {
+        Value::Text(text) if has_template(text) => {
+            report(yaml.place, "a constant cannot hold a template".to_owned());
+        }
+        Value::List(elements) => elements.iter().for_each(|element| constant(element, report)),
+        Value::Map(members) => members.iter().for_each(|(_, value)| constant(value, report)),
+        _ => {}
+    }
+}
+
+fn variable(name: &str, place: Place, report: &mut dyn FnMut(Place, String)) {
+    let fits = name.len() <= MAX_ID
+        && name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    if !fits {
+        report(
+            place,
+            format!(
+                "the name {name:?} must be 1 to {MAX_ID} letters, digits and `_`, and begin with no digit"
+            ),
+        );
+    }
+}
+
+/// Whether a text can be an id.
+pub(super) fn is_id(text: &str) -> bool {
+    text.len() <= MAX_ID
+        && text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'))
+}
+
+fn name(text: &str) -> Result<(), String> {
+    if has_template(text) {
+        return Err("cannot be a template".to_owned());
+    }
+    if text.is_empty() || text.chars().count() > 200 || text.chars().any(char::is_control) {
+        return Err("must be 1 to 200 characters without control characters".to_owned());
+    }
+    Ok(())
+}
+
+/// Whole milliseconds from `250ms`, `30s`, `10m`.
+pub(super) fn duration(text: &str) -> Result<i64, String> {
+    let parsed = humantime::parse_duration(text).map_err(|e| format!("{text:?} is not a duration: {e}"))?;
+    if parsed.subsec_nanos() % 1_000_000 != 0 {
+        return Err(format!("{text:?} is no whole number of milliseconds"));
+    }
+    i64::try_from(parsed.as_millis())
+        .ok()
+        .filter(|millis| (1..=MAX_NODE_MILLIS).contains(millis))
+        .ok_or_else(|| format!("{text:?} must be from 1ms to 365days"))
+}
+
+/// Every text that a shape keeps a file's path in, with its place.
+pub(super) fn paths<'a>(yaml: &'a Yaml, shape: &Shape, found: &mut Vec<(&'a str, Place)>) {
+    for (key, value) in yaml.members() {
+        let Some(field) = shape.fields().find(|field| field.key == key.name) else { continue };
+        match field.kind {
+            Kind::Path => found.extend(value.text().map(|text| (text, value.place))),
+            Kind::One(shape) => paths(value, shape, found),
+            Kind::Many(shape) => value.elements().iter().for_each(|element| paths(element, shape, found)),
+            _ => {}
+        }
+    }
+}
