@@ -96,7 +96,7 @@ fn read(bundle: &Bundle) -> Result<Files, Mistakes> {
 }
 
 /// The nodes below a node, those of included files and of `catch` among them, and the files that they stand in.
-fn children<'a>(yaml: &'a Yaml) -> impl Iterator<Item = &'a Yaml> {
+fn children(yaml: &Yaml) -> impl Iterator<Item = &Yaml> {
     let of = |key: &str| yaml.get(key).map_or(&[][..], Yaml::elements);
     let states = yaml.get("state").and_then(|machine| machine.get("states")).map_or(&[][..], Yaml::elements);
     of("sequence").iter().chain(of("parallel")).chain(states).chain(yaml.get("catch"))
@@ -399,7 +399,7 @@ impl Compiler<'_> {
         Retry {
             max_attempts: attempts,
             backoff,
-            backoff_cap: cap.unwrap_or(DEFAULT_BACKOFF_CAP.max(backoff)),
+            backoff_cap: cap.unwrap_or_else(|| DEFAULT_BACKOFF_CAP.max(backoff)),
             on: on.iter().filter_map(Yaml::text).map(str::to_owned).collect(),
         }
     }
