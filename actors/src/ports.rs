@@ -2,6 +2,7 @@
 //! answers; there is no get, no put, no transaction and no clock (the database alone decides expiry, and
 //! answers say how much time is left).
 
+mod needs;
 pub mod recipe;
 
 use std::{sync::Arc, time::Duration};

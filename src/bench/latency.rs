@@ -67,7 +67,7 @@ pub(super) async fn pick_up(bench: &Bench<'_>, jobs: u32) -> Result<Vec<Duration
             tokio::time::sleep(PAUSE).await;
         }
     };
-    worker.run_until(measuring).await?;
+    Box::pin(worker.run_until(measuring)).await?;
     failed.map_or(Ok(times), Err)
 }
 

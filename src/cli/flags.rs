@@ -29,10 +29,11 @@ pub(super) fn add_to(command: Command) -> Command {
         .help("A TOML file of settings: the variables' names in lower case [env: LEASEHOLD_CONFIG]");
     let mut command = command.arg(config).args(rows(&[Scope::Everywhere]).map(|row| arg(row).global(true)));
     for (name, scopes) in [
-        ("worker", &[Scope::Worker, Scope::Fleet][..]),
+        ("worker", &[Scope::Worker, Scope::Fleet, Scope::Allocation][..]),
         ("node", &[Scope::Node, Scope::Fleet]),
-        ("dev", &[Scope::Worker, Scope::Node, Scope::Fleet]),
-        ("config", &[Scope::Worker, Scope::Node, Scope::Fleet]),
+        ("dev", &[Scope::Worker, Scope::Node, Scope::Fleet, Scope::Allocation]),
+        ("config", &[Scope::Worker, Scope::Node, Scope::Fleet, Scope::Allocation]),
+        ("allocation", &[Scope::Allocation]),
     ] {
         command = command.mut_subcommand(name, |sub| sub.args(rows(scopes).map(arg)));
     }

@@ -1,6 +1,7 @@
 //! The command line: one file per command, no logic of its own. A command reads its flags, calls the library,
 //! prints, and answers with an [`Exit`].
 
+mod allocation;
 mod bench;
 mod completions;
 mod config;
@@ -64,6 +65,7 @@ enum Command {
     Job(job::Args),
     Workflow(workflow::Args),
     Recipe(recipe::Args),
+    Allocation(allocation::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
     Config(config::Args),
@@ -106,6 +108,7 @@ fn dispatch(command: Command, settings: &Effective) -> Result<Exit, CliError> {
         Command::Job(args) => job::run(&args, settings),
         Command::Workflow(args) => workflow::run(&args, settings),
         Command::Recipe(args) => recipe::run(&args),
+        Command::Allocation(args) => allocation::run(&args, settings),
         Command::Doctor(args) => doctor::run(&args, settings),
         Command::Bench(args) => bench::run(&args, settings),
         Command::Config(args) => config::run(&args, settings),

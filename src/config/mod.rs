@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold_actors::domain::{Namespace, WorkerId};
+use leasehold_actors::domain::{Namespace, WorkerId, execution::Allocation};
 
 mod database_url;
 mod rules;
@@ -163,6 +163,8 @@ pub struct WorkerSettings {
     pub secrets: Vec<String>,
     /// `RUNTIME_TLS_CA`, `RUNTIME_TLS_CERT`, `RUNTIME_TLS_KEY`: how to speak to engines over TLS.
     pub runtime_tls: Option<TlsFiles>,
+    /// `EXECUTION_ALLOCATION_…`: what this worker's own environment has; what is not set is unknown.
+    pub allocation: Allocation,
 }
 
 /// What the agent of a runtime node does.
@@ -295,6 +297,7 @@ impl Effective {
             allow_commands: self.text(Key::AllowCommands) == Some("true"),
             secrets: self.list(Key::Secrets),
             runtime_tls: self.tls()?,
+            allocation: self.allocation(),
         };
         settings.check()?;
         if let Err(e) = crate::workload::egress::EgressPolicy::new(&settings.heartbeat_allow) {
@@ -305,6 +308,21 @@ impl Effective {
             return Err(ConfigError::relation("HEARTBEAT_ALLOW", message));
         }
         Ok(settings)
+    }
+
+    /// What this process's own environment has, normalised; never guessed from the host.
+    ///
+    /// # Panics
+    /// Never: every value was checked when it was read.
+    #[must_use]
+    pub fn allocation(&self) -> Allocation {
+        let mut allocation = Allocation::default();
+        for row in table::TABLE {
+            if let (table::Kind::Fact(fact), Some(text)) = (row.kind, self.text(row.key)) {
+                allocation.set(fact, text).expect("facts are checked by the same rule when they are read");
+            }
+        }
+        allocation
     }
 
     /// What the agent of a runtime node does.

@@ -284,7 +284,10 @@ fn file_text(value: &toml::Value) -> Option<String> {
 fn unknown_variables(environment: &HashMap<String, OsString>) -> Vec<String> {
     let mut names: Vec<String> = environment
         .keys()
-        .filter(|name| name.starts_with("EXECUTION_WORKER_") && TABLE.iter().all(|row| row.name != *name))
+        .filter(|name| {
+            ["EXECUTION_WORKER_", "EXECUTION_ALLOCATION_"].iter().any(|ours| name.starts_with(ours))
+                && TABLE.iter().all(|row| row.name != *name)
+        })
         .cloned()
         .collect();
     names.sort();

@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use leasehold_actors::domain::execution::Fact;
+
 /// Names a row of [`TABLE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(missing_docs, reason = "each is described by the help line of its row")]
@@ -45,6 +47,13 @@ pub enum Key {
     NodeHeartbeatTtl,
     NodeLostAfter,
     OrphanInterval,
+    AllocationCpu,
+    AllocationMemory,
+    AllocationEphemeralStorage,
+    AllocationPlatform,
+    AllocationImage,
+    AllocationImageDigest,
+    AllocationImageId,
 }
 
 /// Which commands a setting is a flag of.
@@ -58,6 +67,8 @@ pub enum Scope {
     Node,
     /// `worker`, `node` and `dev`.
     Fleet,
+    /// Every command that runs tasks, and `allocation`.
+    Allocation,
 }
 
 /// What a value must look like.
@@ -77,6 +88,8 @@ pub enum Kind {
     List,
     /// The path of a file that can be read.
     File,
+    /// Something that is said of this worker's environment.
+    Fact(Fact),
     /// A database address, which may hold a password and is never shown whole.
     DatabaseUrl,
 }
@@ -145,6 +158,7 @@ impl Setting {
             Kind::Text => "text without control characters".to_owned(),
             Kind::List => "items separated by commas".to_owned(),
             Kind::File => "the path of a readable file".to_owned(),
+            Kind::Fact(fact) => fact.allowed().to_owned(),
             Kind::DatabaseUrl => "postgres://USER@HOST:PORT/DATABASE or host=… user=… dbname=…".to_owned(),
         }
     }
@@ -479,6 +493,69 @@ pub const TABLE: &[Setting] = &[
         Kind::Duration(ms(100), secs(3600)),
         Is("30s"),
         "How often the node looks for containers that no claim stands behind"
+    ),
+    row!(
+        AllocationCpu,
+        "EXECUTION_ALLOCATION_CPU",
+        "allocation-cpu",
+        Allocation,
+        Kind::Fact(Fact::Cpu),
+        Unset,
+        "The cpu that this worker's own environment has; tasks of recipes that need it run nowhere where it is unknown"
+    ),
+    row!(
+        AllocationMemory,
+        "EXECUTION_ALLOCATION_MEMORY",
+        "allocation-memory",
+        Allocation,
+        Kind::Fact(Fact::Memory),
+        Unset,
+        "The memory that this worker's own environment has"
+    ),
+    row!(
+        AllocationEphemeralStorage,
+        "EXECUTION_ALLOCATION_EPHEMERAL_STORAGE",
+        "allocation-ephemeral-storage",
+        Allocation,
+        Kind::Fact(Fact::EphemeralStorage),
+        Unset,
+        "The scratch space that this worker's own environment has"
+    ),
+    row!(
+        AllocationPlatform,
+        "EXECUTION_ALLOCATION_PLATFORM",
+        "allocation-platform",
+        Allocation,
+        Kind::Fact(Fact::Platform),
+        Unset,
+        "The platform that this worker runs on"
+    ),
+    row!(
+        AllocationImage,
+        "EXECUTION_ALLOCATION_IMAGE",
+        "allocation-image",
+        Allocation,
+        Kind::Fact(Fact::Image),
+        Unset,
+        "The reference that this worker's own image was launched by; a digest in it proves nothing"
+    ),
+    row!(
+        AllocationImageDigest,
+        "EXECUTION_ALLOCATION_IMAGE_DIGEST",
+        "allocation-image-digest",
+        Allocation,
+        Kind::Fact(Fact::ImageDigest),
+        Unset,
+        "The digest of the manifest that this worker's own image really has"
+    ),
+    row!(
+        AllocationImageId,
+        "EXECUTION_ALLOCATION_IMAGE_ID",
+        "allocation-image-id",
+        Allocation,
+        Kind::Fact(Fact::ImageId),
+        Unset,
+        "The engine's id of this worker's own image; shown, and compared with nothing"
     ),
 ];
 

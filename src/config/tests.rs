@@ -2,6 +2,8 @@
 
 use std::{collections::HashMap, ffi::OsString, io::Write as _, path::PathBuf};
 
+use leasehold_actors::domain::execution::{Allocation, Fact};
+
 use super::{
     table::{Kind, TABLE},
     *,
@@ -77,6 +79,14 @@ fn good_values(row: &Setting, files: &[Scratch; 3]) -> [String; 3] {
         Kind::Name | Kind::Text => three(["one", "two words", "drei"]),
         Kind::List => three(["10.0.0.0/8", "localhost", "127.0.0.1,::1"]),
         Kind::File => [0, 1, 2].map(|i: usize| files[i].0.display().to_string()),
+        Kind::Fact(fact) => match fact {
+            Fact::Cpu => three(["2", "500m", "0.5"]),
+            Fact::Memory | Fact::EphemeralStorage => three(["4Gi", "500M", "1024"]),
+            Fact::Platform => three(["linux/amd64", "arm64/v8", "linux/arm"]),
+            Fact::Image => three(["busybox", "localhost:5000/a/b:1", "registry.local/x"]),
+            Fact::ImageDigest => ["0", "1", "2"].map(|digit| format!("sha256:{}", digit.repeat(64))),
+            Fact::ImageId => three(["sha256:4f2a", "4f2a", "id"]),
+        },
         Kind::DatabaseUrl => three(["host=a user=u", "host=b user=u", "host=c user=u"]),
     }
 }
@@ -180,6 +190,16 @@ fn bad_words_names_lists_and_files_are_refused_from_every_source() {
             Kind::Text => vec!["", "a\u{7}b"],
             Kind::List => vec!["", ",", "10.0.0.0/8,,", "a\u{0}b"],
             Kind::File => vec!["", "/no/such/file.pem", "/"],
+            Kind::Fact(fact) => match fact {
+                Fact::Cpu => vec!["", "0", "-1", "1e3", "0.0001", "2k", "two", "1\u{7}"],
+                Fact::Memory | Fact::EphemeralStorage => {
+                    vec!["", "0", "-1Gi", "1e3", "500K", "500ki", "4GB", "4g", "1.2Gi", "8Ei", "١٢٣", " 4Gi"]
+                }
+                Fact::Platform => vec!["", "linux", "linux/", "linux/amd64/v1/x", "linux amd64"],
+                Fact::Image => vec!["", "UPPER/x", "a:b:c", ":tag", "a@", "a b", "host/a:"],
+                Fact::ImageDigest => vec!["", "sha256:", "sha256:00", "md5:00", "latest"],
+                Fact::ImageId => vec!["", "a b", "a,b", "a\u{7}b"],
+            },
             Kind::DatabaseUrl => {
                 vec!["", "postgres://", "not an address", "host=a port=banana", "postgres://u:p@h:99999/d"]
             }
@@ -397,6 +417,28 @@ fn a_lease_of_five_seconds_renewed_each_second_survives_two_lost_renewals() {
     assert!(worker.lost_renewals_survived() >= 2, "{}", worker.lost_renewals_survived());
 }
 
+/// RQ-01, RQ-07
+#[test]
+fn the_allocation_is_what_was_said_normalised_and_nothing_else() {
+    assert_eq!(load(&[]).unwrap().worker().unwrap().allocation, Allocation::default());
+    let said = load(&[
+        (row("EXECUTION_ALLOCATION_CPU"), Source::Flag, "0.5"),
+        (row("EXECUTION_ALLOCATION_MEMORY"), Source::Environment, "2048Mi"),
+        (row("EXECUTION_ALLOCATION_EPHEMERAL_STORAGE"), Source::File, "4G"),
+        (row("EXECUTION_ALLOCATION_PLATFORM"), Source::Environment, "aarch64"),
+        (row("EXECUTION_ALLOCATION_IMAGE"), Source::File, "index.docker.io/library/x"),
+    ]);
+    let expected =
+        "cpu=500m,memory=2Gi,ephemeral-storage=4G,platform=linux/arm64,image=docker.io/library/x:latest";
+    assert_eq!(said.unwrap().worker().unwrap().allocation.to_string(), expected);
+    let bad = load(&[(row("EXECUTION_ALLOCATION_MEMORY"), Source::Environment, "1.2Gi")]).unwrap_err();
+    assert_eq!(
+        bad.to_string(),
+        "EXECUTION_ALLOCATION_MEMORY: \"1.2Gi\" (environment) would have to be rounded; the nearest are 1288490188 and \
+         1288490189; allowed: bytes with or without a suffix, such as 4Gi, 500M or 1073741824"
+    );
+}
+
 #[test]
 fn tls_needs_all_three_files() {
     let pem = Scratch::file("ca.pem", "pem");
@@ -414,10 +456,11 @@ fn tls_needs_all_three_files() {
 fn misspelt_variables_are_noticed() {
     let environment = HashMap::from([
         ("EXECUTION_WORKER_LEASE_DURATOIN".to_owned(), OsString::from("30s")),
+        ("EXECUTION_ALLOCATION_RAM".to_owned(), OsString::from("1Gi")),
         ("RUNTIME_OF_SOMEBODY_ELSE".to_owned(), OsString::from("x")),
     ]);
     let effective = Effective::load(&Sources { environment, ..Sources::default() }).unwrap();
-    assert_eq!(effective.unknown_variables, ["EXECUTION_WORKER_LEASE_DURATOIN"]);
+    assert_eq!(effective.unknown_variables, ["EXECUTION_ALLOCATION_RAM", "EXECUTION_WORKER_LEASE_DURATOIN"]);
 }
 
 /// The table of docs/configuration.md, made from [`TABLE`].

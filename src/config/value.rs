@@ -2,6 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use leasehold_actors::domain::execution::{Allocation, Fact};
+
 use super::table::{Kind, Setting};
 
 /// A checked value.
@@ -11,7 +13,7 @@ pub(super) enum Value {
     Duration(Duration),
     /// Of a [`Kind::Count`].
     Count(u32),
-    /// Of a choice, name, text or address.
+    /// Of a choice, name, text, address or fact.
     Text(String),
     /// Of a [`Kind::List`].
     List(Vec<String>),
@@ -37,6 +39,7 @@ pub(super) fn parse(setting: &Setting, text: &str) -> Result<Value, String> {
         Kind::Name | Kind::Text => Ok(Value::Text(text.to_owned())),
         Kind::List => list(text).map(Value::List),
         Kind::File => file(text).map(Value::File),
+        Kind::Fact(of) => fact(of, text).map(|()| Value::Text(text.to_owned())),
         Kind::DatabaseUrl => super::database_url::check(text).map(|()| Value::Text(text.to_owned())),
     }
 }
@@ -73,6 +76,14 @@ fn list(text: &str) -> Result<Vec<String>, String> {
         return Err("has an empty item".to_owned());
     }
     Ok(items)
+}
+
+/// The rule that a fact breaks, without the text before it, which is quoted anyway.
+fn fact(fact: Fact, text: &str) -> Result<(), String> {
+    Allocation::default().set(fact, text).map_err(|refused| {
+        let rule = refused.reason.strip_prefix(&format!("{text:?}")).unwrap_or(&refused.reason);
+        rule.trim_start_matches([':', ' ']).to_owned()
+    })
 }
 
 fn file(text: &str) -> Result<PathBuf, String> {

@@ -50,13 +50,14 @@ pub(super) fn live(wiring: Wiring, orders: watch::Receiver<Order>) -> Result<Wor
             owner: owner.clone(),
             concurrency: settings.concurrency,
             routes: Arc::clone(&routes),
+            allocation: settings.allocation.clone(),
             hints: seen.clone(),
         };
         let hints = hints::pass_on(database, io.clone(), supervision.clone(), seen);
         let beside = [Beside(io.spawn(hints).abort_handle()), Beside(io.spawn(row.keep()).abort_handle())];
         let result = supervise(supervision, orders, stuck, settings.shutdown_grace).await;
         drop(beside);
-        registry::farewell(&store, supervision, &owner, &routes).await;
+        registry::farewell(&store, supervision, &owner, &routes, &settings.allocation).await;
         result
     })
 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use leasehold_actors::{
-    domain::Route,
+    domain::{Route, execution::Allocation},
     permits::PermitCounts,
     ports::Claimant,
     supervision::{Supervision, WorkerHealth},
@@ -21,8 +21,11 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What `worker list` shows as the worker's own words.
 #[derive(Debug, Serialize)]
-struct Status {
+struct Status<'a> {
     routes: Vec<String>,
+    /// What it was told that its environment has.
+    #[serde(skip_serializing_if = "Allocation::is_empty")]
+    allocation: &'a Allocation,
     permits: Permits,
     recovery: Recovery,
     healthy: bool,
@@ -77,10 +80,16 @@ impl From<PermitCounts> for Permits {
     }
 }
 
-fn status(health: &WorkerHealth, routes: &[Route], hints: Option<HintHealth>) -> String {
+fn status(
+    health: &WorkerHealth,
+    routes: &[Route],
+    allocation: &Allocation,
+    hints: Option<HintHealth>,
+) -> String {
     let (seen, tally) = (&health.recovery, &health.tally);
     let status = Status {
         routes: routes.iter().map(route_name).collect(),
+        allocation,
         permits: health.permits.into(),
         recovery: Recovery {
             permits: health.recovery_permits.into(),
@@ -112,6 +121,7 @@ pub(super) struct Row {
     pub(super) owner: Claimant,
     pub(super) concurrency: u32,
     pub(super) routes: Arc<[Route]>,
+    pub(super) allocation: Allocation,
     pub(super) hints: Seen,
 }
 
@@ -120,7 +130,7 @@ impl Row {
     pub(super) async fn keep(self) {
         let mut registered = false;
         loop {
-            let words = status(&self.supervision.health(), &self.routes, self.hints.get());
+            let words = status(&self.supervision.health(), &self.routes, &self.allocation, self.hints.get());
             let said = if registered {
                 self.store.worker_seen(&self.owner, &words, false).await
             } else {
@@ -142,8 +152,14 @@ impl Row {
 }
 
 /// Says that the process stops; best effort.
-pub(super) async fn farewell(store: &PgStore, supervision: &Supervision, owner: &Claimant, routes: &[Route]) {
-    let words = status(&supervision.health(), routes, None);
+pub(super) async fn farewell(
+    store: &PgStore,
+    supervision: &Supervision,
+    owner: &Claimant,
+    routes: &[Route],
+    allocation: &Allocation,
+) {
+    let words = status(&supervision.health(), routes, allocation, None);
     // Without an answer the row grows old, and the list says so.
     let _ = tokio::time::timeout(FAREWELL, store.worker_seen(owner, &words, true)).await;
 }
@@ -173,15 +189,18 @@ mod tests {
             tally: Default::default(),
         };
         let routes = [Route::handler("send-email"), Route::container()];
+        let allocation = "memory=16Gi".parse().expect("one fact");
         let json: serde_json::Value = serde_json::from_str(&status(
             &health,
             &routes,
+            &allocation,
             Some(HintHealth { listening: true, reconnects: 0 }),
         ))
         .expect("JSON");
         assert_eq!(json["routes"], serde_json::json!(["HANDLER send-email", "CONTAINER"]));
         assert_eq!((&json["permits"]["active"], &json["permits"]["free"]), (&3.into(), &5.into()));
         assert_eq!((&json["healthy"], json.get("not_claiming")), (&true.into(), None));
+        assert_eq!(json["allocation"]["resources"]["memory"], "16Gi");
         let recovery = &json["recovery"];
         assert_eq!((&recovery["permits"]["active"], &recovery["permits"]["free"]), (&1.into(), &1.into()));
         assert_eq!((&recovery["expired_leases"], &recovery["oldest_expired_ms"]), (&7.into(), &2000.into()));

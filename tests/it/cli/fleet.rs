@@ -73,7 +73,10 @@ async fn a_fleet_of_two_processes_runs_a_container_and_both_drain_at_sigterm() {
         &leasehold,
         &["node", "--docker-endpoint", &engine.endpoint, "--max-concurrency", "2", "--node-id", "n 1"],
     );
-    let worker = Process::start(&leasehold, &["worker", "--worker-id", "w-1", "--concurrency", "3"]);
+    let worker = Process::start(
+        &leasehold,
+        &["worker", "--worker-id", "w-1", "--concurrency", "3", "--allocation-memory", "2048Mi"],
+    );
     let nodes = eventually(Duration::from_secs(30), "the node is listed", async || {
         let nodes = leasehold.run(&["node", "list", "--json"]).json_lines();
         (!nodes.is_empty()).then_some(nodes)
@@ -85,7 +88,9 @@ async fn a_fleet_of_two_processes_runs_a_container_and_both_drain_at_sigterm() {
     );
     eventually(Duration::from_secs(30), "the worker is listed", async || {
         let workers = leasehold.run(&["worker", "list", "--json"]).json_lines();
-        workers.iter().any(|worker| worker["id"] == "w-1" && worker["alive"] == true).then_some(())
+        let worker = workers.into_iter().find(|worker| worker["id"] == "w-1" && worker["alive"] == true)?;
+        assert_eq!(worker["status"]["allocation"]["resources"]["memory"], "2Gi", "{worker}");
+        Some(())
     })
     .await;
     // Told to stop while a job runs: the job ends in peace, then both end.

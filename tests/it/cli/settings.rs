@@ -52,6 +52,30 @@ fn the_effective_settings_are_shown_with_their_origin() {
 }
 
 #[test]
+fn an_allocation_is_shown_as_the_flags_and_variables_amount_to_it() {
+    let leasehold = Leasehold::bare().with("EXECUTION_ALLOCATION_MEMORY", "2048Mi");
+    let args = ["allocation", "--allocation-platform", "x86_64", "--allocation-memory", "16384Mi"];
+    assert_eq!(
+        leasehold.run(&[&args[..], &["--json"]].concat()).json(),
+        serde_json::json!({"resources": {"memory": "16Gi"}, "platform": "linux/amd64"})
+    );
+    let said = leasehold.run(&args);
+    let memory = said.out.lines().find(|line| line.starts_with("memory")).expect("a line of memory");
+    assert!(said.code == 0 && memory.contains("16Gi") && memory.contains("flag"), "{said:?}");
+    assert!(said.out.lines().any(|line| line.starts_with("cpu") && line.contains("unknown")), "{said:?}");
+    let nothing = Leasehold::bare().run(&["allocation", "--json"]);
+    assert!(
+        nothing.json() == serde_json::json!({}) && nothing.err.contains("nothing is known"),
+        "{nothing:?}"
+    );
+    let line = leasehold.run(&["worker", "--allocation-cpu", "1e3"]).refused(2).to_owned();
+    assert!(
+        line.contains("EXECUTION_ALLOCATION_CPU: \"1e3\" (flag --allocation-cpu) has an exponent"),
+        "{line}"
+    );
+}
+
+#[test]
 fn a_database_that_is_not_there_is_exit_code_6() {
     for url in ["postgres://u:geheim@127.0.0.1:1/x", "host=/no/such/folder user=u password=geheim"] {
         for args in [&["jobs"][..], &["migrate"], &["migrate", "--check"], &["submit", "--handler", "h"]] {
