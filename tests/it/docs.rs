@@ -48,3 +48,16 @@ fn every_test_that_the_page_of_faults_names_exists() {
     assert!(named > 80, "{named} tests are named");
     assert!(missing.is_empty(), "docs/faults.md names tests that do not exist: {missing:#?}");
 }
+
+#[test]
+fn every_recipe_of_the_examples_is_good() {
+    let mut checked = 0;
+    for entry in std::fs::read_dir(Path::new(ROOT).join("examples/recipes")).unwrap() {
+        let path = entry.unwrap().path();
+        let bundle =
+            leasehold::recipe::bundle::Bundle::read(&path).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        leasehold::recipe::compile(&bundle).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        checked += 1;
+    }
+    assert!(checked >= 5, "{checked} recipes");
+}
