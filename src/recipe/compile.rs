@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use leasehold_actors::domain::execution::{Field, Requirements};
+
 use super::{
     bundle::{Bundle, includes, resolve},
     compiled::{
@@ -17,7 +19,6 @@ use super::{
     limits::{LANGUAGE_VERSION, MAX_NESTING, MAX_NODES, MAX_RECIPE_BYTES},
     mistake::{Mistakes, Place},
     names::{Around, Here, Known},
-    needs,
     template::{Template, ValueTemplate},
     yaml::{self, Value, Yaml},
 };
@@ -408,7 +409,7 @@ impl Compiler<'_> {
         let yaml = yaml?;
         match &yaml.value {
             Value::Text(_) => {
-                let template = self.template(yaml, file, here);
+                let template = self.template(yaml, file, here)?;
                 if !template.is_whole() {
                     self.mistakes.add(
                         file,
@@ -425,33 +426,37 @@ impl Compiler<'_> {
     fn needs(&mut self, yaml: Option<&Yaml>, file: &str, here: &Here) -> Needs {
         let resource = |key: &str| yaml.and_then(|needs| needs.get("resources")).and_then(|r| r.get(key));
         Needs {
-            cpu: self.need("cpu", resource("cpu"), file, here),
-            memory: self.need("memory", resource("memory"), file, here),
-            ephemeral_storage: self.need("ephemeral-storage", resource("ephemeral-storage"), file, here),
-            platform: self.need("platform", yaml.and_then(|needs| needs.get("platform")), file, here),
-            image: self.need("image", yaml.and_then(|needs| needs.get("image")), file, here),
+            cpu: self.need(Field::Cpu, resource("cpu"), file, here),
+            memory: self.need(Field::Memory, resource("memory"), file, here),
+            ephemeral_storage: self.need(Field::EphemeralStorage, resource("ephemeral-storage"), file, here),
+            platform: self.need(Field::Platform, yaml.and_then(|needs| needs.get("platform")), file, here),
+            image: self.need(Field::Image, yaml.and_then(|needs| needs.get("image")), file, here),
         }
     }
 
-    fn need(&mut self, field: &str, yaml: Option<&Yaml>, file: &str, here: &Here) -> Option<Template> {
+    fn need(&mut self, field: Field, yaml: Option<&Yaml>, file: &str, here: &Here) -> Option<Template> {
         let yaml = yaml?;
-        let template = self.template(yaml, file, here);
+        let template = self.template(yaml, file, here)?;
         // An amount that is there already is checked now; one that comes out of a template, when it is known.
         if let (Some(_), Json::String(text) | Json::Number(text)) = (template.as_constant(), yaml.to_json())
             && !super::template::has_template(&text)
-            && let Err(reason) = needs::check(field, &text)
+            && let Err(refused) = Requirements::default().set(field, &text)
         {
-            self.mistakes.add(file, yaml.place, reason);
+            self.mistakes.add(file, yaml.place, refused.to_string());
         }
         Some(template)
     }
 
-    fn template(&mut self, yaml: &Yaml, file: &str, here: &Here) -> Template {
-        let Some(text) = yaml.text() else { return Template::constant(&yaml.to_json()) };
-        Template::compile(text, here).unwrap_or_else(|reason| {
-            self.mistakes.add(file, yaml.place, reason);
-            Template::constant(&Json::Null)
-        })
+    /// None after a mistake, which has then been told.
+    fn template(&mut self, yaml: &Yaml, file: &str, here: &Here) -> Option<Template> {
+        let Some(text) = yaml.text() else { return Some(Template::constant(&yaml.to_json())) };
+        match Template::compile(text, here) {
+            Ok(template) => Some(template),
+            Err(reason) => {
+                self.mistakes.add(file, yaml.place, reason);
+                None
+            }
+        }
     }
 
     fn value(&mut self, yaml: &Yaml, file: &str, here: &Here, secrets: bool) -> ValueTemplate {
@@ -505,3 +510,6 @@ fn millis(yaml: &Yaml, key: &str) -> Option<Duration> {
     let millis = grammar::duration(yaml.get(key)?.text()?).ok()?;
     u64::try_from(millis).ok().map(Duration::from_millis)
 }
+
+#[cfg(test)]
+mod tests;

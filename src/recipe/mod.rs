@@ -17,7 +17,6 @@ pub mod inputs;
 pub mod limits;
 mod mistake;
 mod names;
-mod needs;
 pub mod op;
 pub mod ops;
 pub mod schema;

@@ -154,12 +154,13 @@ impl Tokens<'_> {
 
 /// The length of the string literal at the beginning of `text`, and whether it has an end; none when there is none.
 fn string(text: &str) -> Option<(usize, bool)> {
-    let prefix = text.find(['"', '\'']).filter(|at| *at <= 2)?;
-    let marks = &text[..prefix];
-    if !marks.chars().all(|c| matches!(c, 'r' | 'R' | 'b' | 'B')) {
+    // At most two marks stand before the quote; to look further would cost the whole text for each word.
+    let prefix = text.bytes().take(3).position(|b| matches!(b, b'"' | b'\''))?;
+    if !text.bytes().take(prefix).all(|b| matches!(b, b'r' | b'R' | b'b' | b'B')) {
         return None;
     }
-    let raw = marks.contains(['r', 'R']);
+    // All of it is ASCII, so these are slices between characters.
+    let raw = text[..prefix].contains(['r', 'R']);
     let body = &text[prefix..];
     let single = &body[..1];
     let triple = single.repeat(3);

@@ -8,6 +8,7 @@ mod fleet;
 mod jobs;
 mod leasehold;
 mod passwords;
+mod recipe_language;
 mod settings;
 mod terminal;
 mod workflows;

@@ -1,0 +1,168 @@
+//! `leasehold recipe`: recipes are checked, templates evaluated and the schema printed, without a database.
+
+use std::{fs, path::PathBuf};
+
+use leasehold::recipe::template::Trial;
+
+use super::leasehold::Leasehold;
+
+/// A folder of its own, gone when dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn with(files: &[(&str, &str)]) -> Self {
+        let path = std::env::temp_dir().join(format!("leasehold-recipes-{}", uuid::Uuid::new_v4()));
+        for (name, text) in files {
+            let file = path.join(name);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        }
+        Self(path)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Corpus {
+    values: String,
+    cases: Vec<Case>,
+}
+
+#[derive(serde::Deserialize)]
+struct Case {
+    of: String,
+    gives: Option<String>,
+    error: Option<String>,
+}
+
+/// RP-11, RP-13
+#[test]
+fn the_corpus_of_templates_gives_the_same_bytes_in_every_process() {
+    let corpus: Corpus = serde_saphyr::from_str(include_str!("templates.yaml")).unwrap();
+    let trial = Trial::new(&corpus.values).unwrap();
+    let mut wrong = Vec::new();
+    for case in &corpus.cases {
+        let found = trial.evaluate(&case.of);
+        let (value, code) = match &found {
+            Ok(text) => (Some(text.as_ref()), None),
+            Err(error) => (None, Some(error.code())),
+        };
+        if value != case.gives.as_deref() || code != case.error.as_deref() {
+            wrong
+                .push(format!("{}\n  gives  {found:?}\n  not    {:?} {:?}", case.of, case.gives, case.error));
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {} cases:\n{}", wrong.len(), corpus.cases.len(), wrong.join("\n"));
+
+    let folder = Folder::with(&[("values.json", &corpus.values)]);
+    let values = folder.path("values.json");
+    let mut args = vec!["recipe", "eval", "--values", &values, "--"];
+    args.extend(corpus.cases.iter().map(|case| case.of.as_str()));
+    let first = Leasehold::bare().run(&args);
+    let second = Leasehold::bare().run(&args);
+    assert_eq!(first.code, 1, "some have no value: {first:?}");
+    assert_eq!(first.out, second.out, "another process, another hasher, the same bytes");
+    let lines: Vec<&str> = first.out.lines().collect();
+    assert_eq!(lines.len(), corpus.cases.len());
+    for (case, line) in corpus.cases.iter().zip(lines) {
+        match &case.gives {
+            Some(value) => assert_eq!(line, value, "{}", case.of),
+            None => {
+                let told: serde_json::Value = serde_json::from_str(line).unwrap();
+                assert_eq!(told["error"].as_str(), case.error.as_deref(), "{}", case.of);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_good_recipe_is_checked_with_all_that_it_includes() {
+    let folder = Folder::with(&[
+        ("main.yaml", "id: main\nsequence:\n  - {id: one, include: lib/part.yaml, inputs: {n: 1}}\n"),
+        ("lib/part.yaml", "id: part\ninputs: {n: {type: integer}}\nop: a\nwith: {n: \"${{ inputs.n }}\"}\n"),
+    ]);
+    let said =
+        Leasehold::bare().run(&["recipe", "check", &folder.path("main.yaml"), &folder.path("lib/part.yaml")]);
+    assert_eq!(said.code, 0, "{said:?}");
+    let lines: Vec<&str> = said.out.lines().collect();
+    assert!(
+        lines[0].ends_with("main.yaml: ok, 3 nodes") && lines[1].ends_with("part.yaml: ok, 1 node"),
+        "{said:?}"
+    );
+    let told = Leasehold::bare().run(&["recipe", "check", "--json", &folder.path("main.yaml")]).json();
+    assert_eq!(
+        (told["ok"].as_bool(), told["nodes"].as_u64(), told["id"].as_str()),
+        (Some(true), Some(3), Some("main"))
+    );
+    let digest = told["digest"].as_str().unwrap().to_owned();
+    fs::write(folder.path("lib/part.yaml"), "id: part\ninputs: {n: {type: integer}}\nop: b\n").unwrap();
+    let told = Leasehold::bare().run(&["recipe", "check", "--json", &folder.path("main.yaml")]).json();
+    assert_ne!(told["digest"].as_str().unwrap(), digest, "the digest is that of all files");
+}
+
+#[test]
+fn mistakes_are_told_with_file_line_and_column_and_exit_code_2() {
+    let folder = Folder::with(&[
+        ("main.yaml", "id: main\nsequence:\n  - {id: one, include: lib/part.yaml}\n"),
+        ("lib/part.yaml", "id: part\nop: a\ntimeout: soon\nwit: {}\n"),
+        ("good.yaml", "id: good\nop: a\n"),
+    ]);
+    let (main, good) = (folder.path("main.yaml"), folder.path("good.yaml"));
+    let said = Leasehold::bare().run(&["recipe", "check", &main, &good]);
+    assert_eq!(said.code, 2, "{said:?}");
+    let part = folder.path("lib/part.yaml");
+    let lines: Vec<&str> = said.out.lines().collect();
+    assert!(lines[0].starts_with(&format!("{part}:3:10: ")), "{said:?}");
+    assert!(lines[1].starts_with(&format!("{part}:4:1: unknown key `wit`")), "{said:?}");
+    assert!(lines[2].ends_with("good.yaml: ok, 1 node"), "{said:?}");
+    let said = Leasehold::bare().run(&["recipe", "check", "--json", &main]);
+    assert_eq!(said.code, 2);
+    let told: serde_json::Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(told["mistakes"][0]["line"], 3);
+    assert_eq!(told["mistakes"][0]["column"], 10);
+    let missing = Leasehold::bare().run(&["recipe", "check", &folder.path("none.yaml")]);
+    assert_eq!(missing.code, 2);
+    assert!(missing.out.contains("none.yaml: there is no such file"), "{missing:?}");
+}
+
+#[test]
+fn an_include_never_leaves_the_folder_of_the_root_recipe() {
+    let outside = Folder::with(&[("secret.yaml", "id: secret\nop: a\n")]);
+    let folder = Folder::with(&[
+        ("main.yaml", "id: a\ninclude: link.yaml\n"),
+        ("up.yaml", "id: a\ninclude: ../secret.yaml\n"),
+        ("through.yaml", "id: a\ninclude: dir/secret.yaml\n"),
+        ("absolute.yaml", "id: a\ninclude: /etc/passwd\n"),
+        ("folder.yaml", "id: a\ninclude: lib\n"),
+        ("lib/x.yaml", "id: x\nop: a\n"),
+    ]);
+    std::os::unix::fs::symlink(outside.path("secret.yaml"), folder.path("link.yaml")).unwrap();
+    std::os::unix::fs::symlink(&outside.0, folder.path("dir")).unwrap();
+    for (file, says) in [
+        ("main.yaml", "symbolic link"),
+        ("up.yaml", "outside the root recipe's folder"),
+        ("through.yaml", "symbolic link"),
+        ("absolute.yaml", "relative"),
+        ("folder.yaml", "not a file"),
+    ] {
+        let said = Leasehold::bare().run(&["recipe", "check", &folder.path(file)]);
+        assert_eq!(said.code, 2, "{said:?}");
+        assert!(said.out.contains(&format!("{file}:2:10: ")) && said.out.contains(says), "{file}: {said:?}");
+    }
+}
+
+#[test]
+fn the_schema_is_printed_as_json() {
+    let schema = Leasehold::bare().run(&["recipe", "schema"]).json();
+    assert_eq!(schema["$ref"], "#/$defs/recipe");
+    assert_eq!(schema["$defs"]["recipe"]["properties"]["version"]["const"], 1);
+}
