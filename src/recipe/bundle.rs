@@ -115,10 +115,10 @@ impl Bundle {
         canonical(&text).expect("what was just written")
     }
 
-    /// What tells one content from another: `sha256:` and the hash of [`Bundle::to_json`].
+    /// What tells one content from another: the SHA-256 of [`Bundle::to_json`] in lower-case hex.
     #[must_use]
     pub fn digest(&self) -> String {
-        format!("sha256:{}", hex(&Sha256::digest(self.to_json())))
+        hex(&Sha256::digest(self.to_json()))
     }
 }
 
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(Bundle::parse(&bundle.to_json()), Ok(bundle.clone()));
         assert_eq!(bundle.to_json(), r#"{"files":{"a.yaml":"id: a\nop: b\n"},"language":1,"root":"a.yaml"}"#);
         assert_ne!(bundle.digest(), Bundle::new("a.yaml", files("id: a\nop: c\n")).digest());
-        assert_eq!(bundle.digest().len(), "sha256:".len() + 64);
+        assert_eq!(bundle.digest().len(), 64);
         for bad in [
             "",
             "{}",
