@@ -10,7 +10,7 @@ use crate::{
     domain::{CommandId, ContainerId, Failure, NodeId},
     error::StoreError,
     fence::{ContainerGuard, Entry, Hold, Kill, Watch},
-    ports::{Attach, Authority, Grant, LeaseStore, LogAppend, LogBatch, Renewal, StoredLogs},
+    ports::{Attach, Authority, End, Grant, LeaseStore, LogAppend, LogBatch, Renewal, StoredLogs},
 };
 
 /// What became of a workload.
@@ -25,6 +25,17 @@ pub enum WorkOutcome {
     },
     /// It failed.
     Failed(Failure),
+    /// It failed, whatever the job's retry policy says: its own policies have decided.
+    FailedForGood(Failure),
+    /// It has ended the lease itself, so that the job goes on later or elsewhere, under the command that it pledged
+    /// ([`LeaseContext::pledge`]): the same end is told again, to be sure.
+    GoesOn {
+        /// What the store was told.
+        end: End,
+    },
+    /// It gave up without an end that anybody could report: the lease is not renewed any more, and recovery takes the
+    /// job over when it has run out.
+    Abandoned,
     /// It was stopped, as [`LeaseContext::stopped`] asked.
     Stopped,
 }

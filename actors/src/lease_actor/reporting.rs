@@ -69,7 +69,9 @@ impl LeaseActor {
         let failure = match outcome {
             WorkOutcome::Completed { exit_code, output } => return End::Complete { exit_code, output },
             WorkOutcome::Failed(failure) => failure,
-            WorkOutcome::Stopped => stopped_unasked(),
+            WorkOutcome::FailedForGood(failure) => return End::FailForGood { failure },
+            WorkOutcome::GoesOn { end } => return end,
+            WorkOutcome::Stopped | WorkOutcome::Abandoned => stopped_unasked(),
         };
         End::Fail { failure, defaults: self.env.retry_defaults }
     }

@@ -99,15 +99,21 @@ impl LeaseActor {
     }
 
     fn work_ended(&mut self, ctx: &mut Context<Self>) {
-        let lost = self.watch.as_ref().and_then(|w| w.entry().stop_reason()) == Some(StopReason::LeaseLost);
+        let lost = self.outcome == Some(WorkOutcome::Abandoned)
+            || self.watch.as_ref().and_then(|w| w.entry().stop_reason()) == Some(StopReason::LeaseLost);
         if lost && self.phase != Phase::Stopping(StopReason::LeaseLost) {
-            // The fence was first.
+            // The fence was first, or the work left the lease to itself.
             self.step(Event::LeaseRunsOut, ctx);
         }
         let end = match &self.outcome {
             _ if self.has_found() => WorkEnd::ByItself,
-            Some(WorkOutcome::Completed { .. } | WorkOutcome::Failed(_)) => WorkEnd::ByItself,
-            Some(WorkOutcome::Stopped) | None => WorkEnd::Stopped,
+            Some(
+                WorkOutcome::Completed { .. }
+                | WorkOutcome::Failed(_)
+                | WorkOutcome::FailedForGood(_)
+                | WorkOutcome::GoesOn { .. },
+            ) => WorkEnd::ByItself,
+            Some(WorkOutcome::Stopped | WorkOutcome::Abandoned) | None => WorkEnd::Stopped,
         };
         self.feed(Event::WorkEnded(end), ctx);
     }

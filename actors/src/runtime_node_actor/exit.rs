@@ -141,7 +141,7 @@ mod tests {
         match verdict(exit).outcome {
             WorkOutcome::Completed { exit_code, .. } => ("COMPLETED".to_owned(), format!("{exit_code:?}")),
             WorkOutcome::Failed(failure) => (failure.kind.to_string(), failure.code),
-            WorkOutcome::Stopped => ("STOPPED".to_owned(), String::new()),
+            other => panic!("no exit comes to {other:?}"),
         }
     }
 

@@ -1,0 +1,272 @@
+//! Tasks: replayed where they are recorded, else staged, compared, run and recorded.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use leasehold_actors::{
+    domain::{Failure, FailureKind, JobId, execution::Requirements},
+    ports::recipe::{Event, EventBody, JsonText, MAX_VALUE_BYTES, NewEvent, TaskOutcome},
+    work::StopReason,
+};
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    Parked, Replayed, Session,
+    failure::{Fatal, Fault, NodeFailure},
+    live::{Record, STOP_GRACE},
+    lock,
+    strand::Strand,
+    walk::{Done, Place, Walked, never},
+};
+use crate::recipe::{
+    canonical::input_hash,
+    exact::Json,
+    execution::{Admitted, Declined},
+    op::{Task, TaskContext, TaskError, TaskStop, TaskStopper},
+    template::{Rendered, ValueTemplate},
+};
+
+/// How a task ended here.
+enum Ran {
+    Recorded(TaskOutcome, Option<Requirements>),
+    /// It was stopped, and there is nothing to record.
+    Stopped,
+}
+
+impl Session {
+    /// Walks one task.
+    pub(super) async fn task<'a>(
+        &'a self,
+        op: &'a str,
+        inputs: &'a ValueTemplate,
+        at: Place<'a>,
+        attempt: u32,
+        strand: &'a mut Strand,
+    ) -> Walked {
+        let path = at.path.to_string();
+        let input = match inputs.render(&at.env) {
+            Ok(input) => input,
+            Err(error) => {
+                return Err(self.fault(Fault::of_template(&error), &path, at.since, strand).await);
+            }
+        };
+        let hash = input_hash(op, &input.canonical());
+        let stands = lock(&self.log).visit(&path);
+        let event = match stands.task {
+            Some(event) => event,
+            None if stands.timer_set.is_some() || stands.signal.is_some() || stands.child_started.is_some() => {
+                let other = stands.timer_set.or(stands.signal).or(stands.child_started);
+                let other = other.expect("one of them is there");
+                return self.contradicts(&other, &format!("op {op}"), strand).await;
+            }
+            None => match self.live_task(op, &input, &hash, &at, attempt, strand).await {
+                Ok(event) => event,
+                Err(failed) => return Err(failed),
+            },
+        };
+        let EventBody::Task { op: recorded, input_hash: recorded_hash, outcome, .. } = &event.body else {
+            return never(strand).await;
+        };
+        if recorded != op || *recorded_hash != hash {
+            return self.contradicts(&event, &format!("op {op} with input {hash}"), strand).await;
+        }
+        if self.hands.is_none() {
+            let needs = self.effective(&at.scopes).ok();
+            lock(&self.trace).push(Replayed { event: Arc::clone(&event), needs });
+        }
+        let since = at.since.max(event.ordinal);
+        match outcome {
+            TaskOutcome::Succeeded { output } => Ok(Done { output: Arc::clone(output), since, env: at.env }),
+            TaskOutcome::Failed(failure) => Err(NodeFailure { failure: failure.clone(), path, at: since }),
+            // Whoever stopped it goes on elsewhere.
+            TaskOutcome::Canceled => never(strand).await,
+        }
+    }
+
+    /// Ends the invocation: the log and the recipe contradict each other.
+    pub(super) async fn contradicts<T>(&self, event: &Event, found: &str, strand: &mut Strand) -> T {
+        self.end_by(Fatal::NotDeterministic {
+            path: event.path.clone(),
+            ordinal: event.ordinal,
+            expected: describe(event),
+            found: found.to_owned(),
+        });
+        never(strand).await
+    }
+
+    /// Stages, compares, runs and records a task that is not in the log.
+    async fn live_task(
+        &self,
+        op: &str,
+        input: &Rendered,
+        hash: &str,
+        at: &Place<'_>,
+        attempt: u32,
+        strand: &mut Strand,
+    ) -> Result<Arc<Event>, NodeFailure> {
+        let path = at.path.as_str();
+        self.come_alive(path, strand).await;
+        let hands = self.hands();
+        let admitted = loop {
+            let directed = self.directed.notified();
+            let mut directed = std::pin::pin!(directed);
+            directed.as_mut().enable();
+            let needs = match self.effective(&at.scopes) {
+                Ok(needs) => needs,
+                Err(fault) => return Err(self.fault(fault, path, at.since, strand).await),
+            };
+            let staged = hands.stage.stage(self.job.job, &needs);
+            let mismatches = match hands.tasks.get(op) {
+                Some(task) => match task.admit(staged) {
+                    Ok(admitted) => break admitted,
+                    Err(Declined(mismatches)) => mismatches,
+                },
+                None => hands.stage.compare(&needs),
+            };
+            // Tasks that run may still change what this one needs.
+            let park = self.park(path, Parked::Declined { op: op.to_owned(), needs, mismatches });
+            strand.rest();
+            directed.await;
+            drop(park);
+            self.go_on(strand).await;
+        };
+        let attempt = i32::try_from(attempt).unwrap_or(i32::MAX);
+        let (outcome, directive) = match self.run(admitted, op, input, path, attempt, strand).await {
+            Ran::Recorded(outcome, directive) => (outcome, directive),
+            Ran::Stopped => return never(strand).await,
+        };
+        let directive = directive
+            .filter(|_| matches!(outcome, TaskOutcome::Succeeded { .. }))
+            .map(|patch| serde_json::to_string(&patch).expect("texts under fixed keys always serialize").into());
+        let event = NewEvent::Task {
+            op: op.to_owned(),
+            input_hash: hash.to_owned(),
+            attempt,
+            outcome,
+            directive,
+        };
+        match self.record(path, &event, strand).await {
+            Record::Stands(event) => Ok(event),
+            Record::Refused { code, message } => {
+                Err(self.fault(Fault::user(code, message), path, at.since, strand).await)
+            }
+            Record::NotYet => never(strand).await,
+        }
+    }
+
+    /// Runs an admitted task to its end, or stops it.
+    async fn run(
+        &self,
+        admitted: Admitted,
+        op: &str,
+        input: &Rendered,
+        path: &str,
+        attempt: i32,
+        strand: &Strand,
+    ) -> Ran {
+        let hands = self.hands();
+        let inputs = match input.with_secrets(|name| hands.secrets.get(name).map(str::to_owned)) {
+            Ok(inputs) => inputs,
+            Err(missing) => {
+                let failure = Failure::new(FailureKind::System, "missing_secret", missing.to_string());
+                return Ran::Recorded(TaskOutcome::Failed(failure), None);
+            }
+        };
+        let stopper = TaskStopper::default();
+        let context = TaskContext::of(hands.lease.clone(), stopper.clone());
+        let task = Task {
+            namespace: self.job.namespace.clone(),
+            job: self.job.job,
+            path: path.to_owned(),
+            op: op.to_owned(),
+            attempt,
+            epoch: hands.lease.authority().epoch,
+            idempotency_key: key(self.job.job, path, attempt),
+            inputs: inputs.into(),
+            context: context.clone(),
+        };
+        let mut running = admitted.start(task, &hands.lease, &hands.threads);
+        let (result, stop) = tokio::select! {
+            biased;
+            result = running.ended() => (Some(result), None),
+            why = strand.group.stopped() => {
+                stopper.stop(why);
+                let result = tokio::time::timeout(STOP_GRACE, running.ended()).await.ok();
+                (result, Some(why))
+            }
+        };
+        let result = match result {
+            Some(result) => result,
+            None => {
+                running.abort().await;
+                Err(TaskError::system("stopped", "it did not stop in its time"))
+            }
+        };
+        // What a lost lease did is nobody's to record.
+        if hands.lease.stop_reason() == Some(StopReason::LeaseLost) {
+            return Ran::Stopped;
+        }
+        match (result, stop) {
+            (_, Some(TaskStop::TimedOut)) => Ran::Stopped,
+            (Ok(output), _) => match checked(path, &hands.secrets.mask_json(&output)) {
+                Ok(output) => Ran::Recorded(TaskOutcome::Succeeded { output }, context.asked_for()),
+                Err(failure) => Ran::Recorded(TaskOutcome::Failed(failure), None),
+            },
+            (Err(_), Some(TaskStop::SiblingFailed)) => Ran::Recorded(TaskOutcome::Canceled, None),
+            // What goes wrong after the request to stop is a consequence of it.
+            (Err(_), _)
+                if hands.lease.stop_reason().is_some() || self.stopping.load(Ordering::Relaxed) =>
+            {
+                Ran::Stopped
+            }
+            (Err(mut error), _) => {
+                error.message = hands.secrets.mask(&error.message).into_owned();
+                Ran::Recorded(TaskOutcome::Failed(error.into()), None)
+            }
+        }
+    }
+}
+
+/// An output as it may be stored.
+fn checked(path: &str, output: &str) -> Result<JsonText, Failure> {
+    check_size(path, output)?;
+    match Json::parse(output) {
+        Ok(_) => Ok(output.into()),
+        Err(error) => Err(Failure::new(
+            FailureKind::User,
+            "bad_output",
+            format!("{path}: the output of a task must be JSON, but it {error}"),
+        )),
+    }
+}
+
+/// What is over the limit is not stored; what is stored instead has a fixed size.
+pub(super) fn check_size(path: &str, output: &str) -> Result<(), Failure> {
+    if output.len() <= MAX_VALUE_BYTES {
+        return Ok(());
+    }
+    let path: String = path.chars().take(300).collect();
+    Err(Failure::new(
+        FailureKind::User,
+        "result_too_large",
+        format!("{path}: the result is {} bytes long; at most {MAX_VALUE_BYTES} are kept", output.len()),
+    ))
+}
+
+/// The same at each run of this attempt of this task, and no other's.
+pub(super) fn key(job: JobId, path: &str, attempt: i32) -> String {
+    let mut hash = Sha256::new();
+    hash.update(format!("leasehold/task/1\n{job}\n{attempt}\n"));
+    hash.update(path.as_bytes());
+    hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What an event says, in a few words.
+pub(super) fn describe(event: &Event) -> String {
+    match &event.body {
+        EventBody::Task { op, input_hash, .. } => format!("op {op} with input {input_hash}"),
+        EventBody::TimerSet { .. } | EventBody::TimerFired => "a timer".to_owned(),
+        EventBody::Signal { name, .. } => format!("signal {name:?}"),
+        EventBody::ChildStarted { job } | EventBody::ChildEnded { job, .. } => format!("child job {job}"),
+        EventBody::Reopened => "a reopening".to_owned(),
+    }
+}
