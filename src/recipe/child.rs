@@ -17,7 +17,9 @@ const KEYS: [&str; 7] =
 
 /// Reads `{handler | workflow | container | heartbeat, payload, priority, on_parent_end}`.
 pub(super) fn child_of(namespace: &Namespace, input: &str) -> Result<Child, String> {
-    let Ok(Json::Object(members)) = Json::parse(input) else { return Err("its input is no object".to_owned()) };
+    let Ok(Json::Object(members)) = Json::parse(input) else {
+        return Err("its input is no object".to_owned());
+    };
     if let Some(unknown) = members.keys().find(|key| !KEYS.contains(&key.as_str())) {
         return Err(format!("there is no {unknown:?}; there are {}", KEYS.join(", ")));
     }
@@ -27,9 +29,7 @@ pub(super) fn child_of(namespace: &Namespace, input: &str) -> Result<Child, Stri
     };
     let of = |kind: JobKind, key: &str| {
         let text = members.get(key).map(ToString::to_string).unwrap_or_default();
-        JobDefinition::from_json(kind, &text)
-            .map(NewJob::ad_hoc)
-            .map_err(|error| format!("`{key}`: {error}"))
+        JobDefinition::from_json(kind, &text).map(NewJob::ad_hoc).map_err(|error| format!("`{key}`: {error}"))
     };
     let kinds = ["handler", "workflow", "container", "heartbeat"];
     let given: Vec<&str> = kinds.into_iter().filter(|key| members.contains_key(*key)).collect();

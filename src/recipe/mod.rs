@@ -9,9 +9,11 @@
 
 pub mod bundle;
 pub mod canonical;
+mod child;
 mod compile;
 pub mod compiled;
 pub mod exact;
+pub mod execution;
 mod grammar;
 pub mod inputs;
 pub mod limits;
@@ -20,6 +22,7 @@ mod names;
 pub mod op;
 pub mod ops;
 pub mod schema;
+mod session;
 pub mod template;
 mod yaml;
 

@@ -206,7 +206,7 @@ impl TaskContext {
     /// As [`TaskContext::suspend_execution`], with values.
     pub fn suspend_for(&self, patch: &Requirements) {
         let mut held = self.patch.lock().unwrap_or_else(PoisonError::into_inner);
-        *held = Some(overlay(held.as_ref().unwrap_or(&Requirements::default()), patch));
+        *held = Some(held.as_ref().map_or_else(|| patch.clone(), |held| overlay(held, patch)));
     }
 
     /// Keeps the workload counted as going on; see [`LeaseContext::hold`].

@@ -1,4 +1,4 @@
-//! What runs inside the worker process under a lease: HEARTBEAT probes and HANDLER functions.
+//! What runs inside the worker process under a lease: HEARTBEAT probes, HANDLER functions, and recipes.
 //!
 //! [`handler`] holds the embedding API; [`heartbeat`] the probe; `exchange` makes its request; [`egress`] decides which addresses a probe may
 //! contact. Containers are not run here but by the actor of their runtime node.
@@ -9,6 +9,7 @@ pub mod handler;
 pub mod heartbeat;
 mod pinned;
 pub mod probe_tls;
+mod recipe;
 mod runner;
 mod task;
 

@@ -11,13 +11,15 @@ use leasehold_actors::{
 use tokio::runtime::Handle;
 use tracing::Instrument as _;
 
-use super::{handler::Handlers, heartbeat::HeartbeatProbe, task::AbortOnDrop};
+use super::{handler::Handlers, heartbeat::HeartbeatProbe, recipe, task::AbortOnDrop};
+use crate::recipe::execution::RecipeEngine;
 
 /// Everything that this process can run without a container.
 #[derive(Debug)]
 pub struct Workloads {
     handlers: Handlers,
     heartbeat: Arc<HeartbeatProbe>,
+    recipes: Option<Arc<RecipeEngine>>,
     runtime: Handle,
 }
 
@@ -25,7 +27,14 @@ impl Workloads {
     /// Workloads run on `runtime`, which should have threads of its own: a handler may block them.
     #[must_use]
     pub fn new(handlers: Handlers, heartbeat: HeartbeatProbe, runtime: Handle) -> Self {
-        Self { handlers, heartbeat: Arc::new(heartbeat), runtime }
+        Self { handlers, heartbeat: Arc::new(heartbeat), recipes: None, runtime }
+    }
+
+    /// And recipes, by this engine.
+    #[must_use]
+    pub fn with_recipes(mut self, engine: Option<RecipeEngine>) -> Self {
+        self.recipes = engine.map(Arc::new);
+        self
     }
 
     async fn probe(&self, grant: &Grant, lease: LeaseContext) -> WorkOutcome {
@@ -61,9 +70,11 @@ impl WorkRunner for Workloads {
         match grant.kind {
             JobKind::Handler => self.handlers.run(&grant, lease, &self.runtime).await,
             JobKind::Heartbeat => self.probe(&grant, lease).await,
-            JobKind::Container | JobKind::Recipe => {
-                bad_definition(&format!("a {} job cannot run inside the worker process", grant.kind))
-            }
+            JobKind::Recipe => match &self.recipes {
+                Some(engine) => recipe::run(engine, grant, lease, &self.runtime).await,
+                None => bad_definition("this worker runs no recipes"),
+            },
+            JobKind::Container => bad_definition("a CONTAINER job cannot run inside the worker process"),
         }
     }
 }

@@ -633,3 +633,64 @@ fn a_job_whose_completion_was_never_committed_is_not_completed() {
         assert_eq!((tally.jobs_completed, tally.leases_lost), (0, 0));
     });
 }
+
+// ---------------------------------------------------------------------------------------------------
+// Work that goes on elsewhere, is final, or gives up
+// ---------------------------------------------------------------------------------------------------
+
+#[test]
+fn work_that_ended_its_lease_to_go_on_elsewhere_frees_its_permit_under_the_same_command() {
+    paused(async {
+        let memory = MemoryStore::new();
+        let store = memory.port();
+        let goes_on = work(move |grant, lease| {
+            let store = Arc::clone(&store);
+            async move {
+                let end = crate::ports::End::Reschedule {
+                    route: Some(crate::domain::Route::handler("elsewhere")),
+                    delay: Duration::ZERO,
+                    payload: None,
+                    wake: Vec::new(),
+                    publish: None,
+                };
+                let command = crate::domain::CommandId::generate();
+                lease.pledge(command);
+                store.end(&grant.authority, command, &end).await.expect("it answers");
+                WorkOutcome::GoesOn { end }
+            }
+        });
+        let rig = Rig::on(memory, RigSettings::default(), goes_on);
+        let job = rig.submit();
+        eventually(s(60), "it has gone on", || rig.view(job).route.0 == "elsewhere").await;
+        rig.until_quiet().await;
+        let tally = rig.worker.health().tally;
+        assert_eq!((tally.jobs_released, tally.reports_not_live, tally.leases_lost), (1, 0, 0));
+        assert_eq!(rig.view(job).failures, [0, 0, 0]);
+    });
+}
+
+#[test]
+fn a_failure_for_good_is_final_although_tries_are_left() {
+    paused(async {
+        let failure = || Failure::new(FailureKind::System, "recipe", "its own policies have decided");
+        let rig = Rig::new(work(move |_, _| async move { WorkOutcome::FailedForGood(failure()) }));
+        let job = rig.submit();
+        rig.until_state(job, JobState::Failed).await;
+        rig.until_quiet().await;
+        assert_eq!(rig.runs().len(), 1);
+    });
+}
+
+#[test]
+fn work_that_gives_up_reports_nothing_and_its_lease_is_renewed_no_more() {
+    paused(async {
+        let rig = Rig::new(work(|_, _| async { WorkOutcome::Abandoned }));
+        let job = rig.submit();
+        eventually(s(30), "it awaits reconciliation", || rig.permits().awaiting_reconciliation == 1).await;
+        let renewals = rig.net.calls(Operation::Renew);
+        eventually(s(120), "its lease has run out", || rig.is_expired(job)).await;
+        rig.until_quiet().await;
+        assert_eq!(rig.net.calls(Operation::Renew), renewals);
+        assert_eq!(rig.net.calls(Operation::End), 0);
+    });
+}

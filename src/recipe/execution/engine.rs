@@ -9,7 +9,7 @@ use std::{
 use leasehold_actors::{
     domain::{
         Failure, FailureKind, JobDefinition, JobKind, RecipeSpec, Route,
-        execution::{Allocation, Requirements, payload},
+        execution::{AdmissionError, Allocation, Requirements, payload},
     },
     ports::{
         Ended, Grant,
@@ -26,7 +26,6 @@ use super::{
 };
 use crate::recipe::{
     bundle::Bundle,
-    compile::compile,
     compiled::Recipe,
     op::Ops,
     ops::secrets::Secrets,
@@ -152,12 +151,6 @@ impl RecipeEngine {
     /// Runs the job of a grant, until its recipe has an end, or goes on later or elsewhere. The shared runner of
     /// claimed and of supplied leases: it acquires nothing.
     pub async fn run(&self, grant: &Grant, lease: &LeaseContext) -> WorkOutcome {
-        let outcome = self.outcome(grant, lease).await;
-        self.inner.forget(grant.authority.job);
-        outcome
-    }
-
-    async fn outcome(&self, grant: &Grant, lease: &LeaseContext) -> WorkOutcome {
         let (spec, recipe, overrides) = match self.definition(&grant.definition) {
             Ok(found) => found,
             Err(failure) => return WorkOutcome::FailedForGood(failure),
@@ -234,42 +227,20 @@ impl RecipeEngine {
                     payload: None,
                     publish: None,
                 };
-                let publish =
-                    needs.as_ref().map(|requirements| Needs { requirements, declined_by: None });
+                let publish = needs.as_ref().map(|requirements| Needs { requirements, declined_by: None });
                 after(give_back(&*self.runtime, lease, next, publish).await, lease)
             }
         }
     }
 
     fn definition(&self, text: &str) -> Result<(RecipeSpec, Arc<Recipe>, Requirements), Failure> {
-        let bad = |message: String| Failure::new(FailureKind::User, "bad_definition", message);
-        let spec = match JobDefinition::from_json(JobKind::Recipe, text) {
-            Ok(JobDefinition::Recipe(spec)) => spec,
-            Ok(_) => return Err(bad("the job is no recipe".to_owned())),
-            Err(error) => return Err(bad(error.to_string())),
-        };
-        let overrides = serde_json::from_str(spec.require.get())
-            .map_err(|error| bad(format!("require: {error}")))?;
-        let known = {
-            let kept = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.get(&spec.digest).cloned()
-        };
-        let recipe = match known {
-            Some(recipe) => recipe,
-            None => {
-                let bundle = Bundle::parse(spec.bundle.get()).map_err(|error| bad(error.to_string()))?;
-                let recipe = Arc::new(compile(&bundle).map_err(|error| bad(error.to_string()))?);
-                let mut kept = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-                if kept.len() >= KEPT {
-                    kept.clear();
-                }
-                // Only under the digest that it really has: the definition's own is somebody's word.
-                if bundle.digest() == spec.digest {
-                    kept.insert(spec.digest.clone(), Arc::clone(&recipe));
-                }
-                recipe
-            }
-        };
+        let kept = || self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        let (spec, recipe, overrides) = definition(text, |digest| kept().get(digest).cloned())?;
+        let mut kept = kept();
+        if kept.len() >= KEPT {
+            kept.clear();
+        }
+        kept.insert(spec.digest.clone(), Arc::clone(&recipe));
         Ok((spec, recipe, overrides))
     }
 
@@ -282,6 +253,10 @@ impl RecipeEngine {
         let job = read(&*self.runtime, lease).await.map_err(left)?;
         if let Err(error) = payload::read(&job.payload) {
             let reason = error.to_string();
+            if matches!(error, AdmissionError::UnsupportedVersion { .. }) {
+                // Somebody newer wrote it, for somebody newer: that is no fault of the job.
+                return Err(left(reason));
+            }
             let refused = repeat(lease, || self.runtime.refuse(lease, &reason)).await.map_err(left)?;
             return Err(match refused {
                 Refusal::Recorded { in_a_row } if in_a_row >= REFUSALS => WorkOutcome::FailedForGood(
@@ -294,9 +269,8 @@ impl RecipeEngine {
         let mut events: Vec<Event> = Vec::new();
         loop {
             let after = events.last().map_or(0, |event| event.ordinal);
-            let page = repeat(lease, || {
-                self.runtime.history(&authority.owner.namespace, authority.job, after)
-            });
+            let page =
+                repeat(lease, || self.runtime.history(&authority.owner.namespace, authority.job, after));
             let page = page.await.map_err(left)?;
             if page.is_empty() {
                 return Ok((job, events));
@@ -314,4 +288,30 @@ fn after(given: GivenBack, lease: &LeaseContext) -> WorkOutcome {
             WorkOutcome::Abandoned
         }
     }
+}
+
+/// Reads a definition, and compiles its recipe unless it is known by its digest already.
+pub(super) fn definition(
+    text: &str,
+    known: impl FnOnce(&str) -> Option<Arc<Recipe>>,
+) -> Result<(RecipeSpec, Arc<Recipe>, Requirements), Failure> {
+    let bad = |message: String| Failure::new(FailureKind::User, "bad_definition", message);
+    let spec = match JobDefinition::from_json(JobKind::Recipe, text) {
+        Ok(JobDefinition::Recipe(spec)) => spec,
+        Ok(_) => return Err(bad("the job is no recipe".to_owned())),
+        Err(error) => return Err(bad(error.to_string())),
+    };
+    let overrides =
+        serde_json::from_str(spec.require.get()).map_err(|error| bad(format!("require: {error}")))?;
+    let bundle = Bundle::parse(spec.bundle.get()).map_err(|error| bad(error.to_string()))?;
+    // The digest that a definition names is somebody's word: what is kept is found by the one that it really has.
+    let digest = bundle.digest();
+    if digest != spec.digest {
+        return Err(bad(format!("the recipe's digest is {digest}, and not {} as pinned", spec.digest)));
+    }
+    let recipe = match known(&digest) {
+        Some(recipe) => recipe,
+        None => Arc::new(crate::recipe::compile(&bundle).map_err(|error| bad(error.to_string()))?),
+    };
+    Ok((spec, recipe, overrides))
 }

@@ -35,9 +35,5 @@ pub fn facts_of(allocation: &Allocation) -> Facts {
 }
 
 fn parts(platform: &Platform) -> (String, String, Option<String>) {
-    (
-        platform.os().to_owned(),
-        platform.architecture().to_owned(),
-        platform.variant().map(str::to_owned),
-    )
+    (platform.os().to_owned(), platform.architecture().to_owned(), platform.variant().map(str::to_owned))
 }

@@ -133,10 +133,8 @@ fn publication(
     let update = if present.is_some_and(|present| present.requirements == **requirements) {
         None
     } else {
-        let execution = PublishedExecution {
-            requirements: (*requirements).clone(),
-            allocation: declined_by.cloned(),
-        };
+        let execution =
+            PublishedExecution { requirements: (*requirements).clone(), allocation: declined_by.cloned() };
         match payload::splice(&job.payload, &execution) {
             Ok(value) => Some(PayloadUpdate { value, expected_revision: job.payload_revision }),
             // There is no room in the client's payload: the hint alone says it.

@@ -1,10 +1,6 @@
 //! The wrapper that makes a runtime execution-aware, and the guard that stands before every task.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{fmt, sync::Arc};
 
 use async_trait::async_trait;
 use leasehold_actors::{
@@ -52,22 +48,16 @@ pub type OnHandoff = Arc<dyn Fn(&ExecutionHandoff) + Send + Sync>;
 pub(super) struct Inner {
     pub(super) allocation: Allocation,
     pub(super) on_handoff: OnHandoff,
-    /// The needs of the task that was staged last, by job. Renewals do not touch it.
-    staged: Mutex<BTreeMap<JobId, Requirements>>,
 }
 
 impl Inner {
     fn new(allocation: Allocation, on_handoff: OnHandoff) -> Arc<Self> {
-        Arc::new(Self { allocation, on_handoff, staged: Mutex::default() })
+        Arc::new(Self { allocation, on_handoff })
     }
 
     /// What guards an engine that was built without a wrapper: it lets through what needs nothing.
     pub(super) fn of_nothing() -> Arc<Self> {
         Self::new(Allocation::default(), Arc::new(|_| {}))
-    }
-
-    pub(super) fn forget(&self, job: JobId) {
-        self.staged.lock().unwrap_or_else(PoisonError::into_inner).remove(&job);
     }
 }
 
@@ -123,9 +113,9 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Stages the effective requirements of a task that is about to be called.
-    pub(in crate::recipe) fn stage(&self, job: JobId, needs: &Requirements) -> Staged {
-        self.inner.staged.lock().unwrap_or_else(PoisonError::into_inner).insert(job, needs.clone());
+    /// Stages the effective requirements of a task that is about to be called. What is staged belongs to the walk, not
+    /// to a snapshot of its lease: a renewal drops nothing.
+    pub(in crate::recipe) fn stage(&self, needs: &Requirements) -> Staged {
         Staged { needs: needs.clone() }
     }
 

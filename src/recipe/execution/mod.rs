@@ -29,12 +29,16 @@ mod engine;
 mod facts;
 mod give_back;
 mod guard;
+mod replay;
 mod runtime;
+#[cfg(test)]
+mod tests;
 
 pub(super) use self::guard::{Admitted, Declined};
 pub use self::{
     engine::{EngineError, RecipeEngine, RecipeWorkerOptions},
     facts::{facts_of, hint_of},
     guard::{ExecutionHandoff, ExecutionRuntime, GuardedTask, OnHandoff, Stage, WrapTaskWorker},
+    replay::{Replay, ReplayEnd, ReplayedTask, replay},
     runtime::{JobRuntime, Reschedule, StoreRuntime},
 };

@@ -136,7 +136,9 @@ impl Session {
                 break;
             }
             let fault = match next {
-                None => Fault::user("no_transition", format!("no way out of state {:?} holds", state.node.id)),
+                None => {
+                    Fault::user("no_transition", format!("no way out of state {:?} holds", state.node.id))
+                }
                 Some(_) if idle >= MAX_IDLE_TRANSITIONS => Fault::user(
                     "no_progress",
                     format!("{MAX_IDLE_TRANSITIONS} transitions without a task between them"),

@@ -115,7 +115,9 @@ pub(super) fn null() -> JsonText {
 }
 
 /// An object of raw values, in the order in which they are given.
-pub(super) fn object<'a, K: AsRef<str> + 'a>(members: impl IntoIterator<Item = (K, &'a JsonText)>) -> JsonText {
+pub(super) fn object<'a, K: AsRef<str> + 'a>(
+    members: impl IntoIterator<Item = (K, &'a JsonText)>,
+) -> JsonText {
     let mut text = String::from("{");
     for (n, (key, value)) in members.into_iter().enumerate() {
         if n > 0 {

@@ -60,12 +60,7 @@ pub(super) enum Fatal {
     /// The lease is not live, or a record stayed without an answer until it ran out.
     Lost,
     /// The recipe and the log of the job do not fit.
-    NotDeterministic {
-        path: String,
-        ordinal: i64,
-        expected: String,
-        found: String,
-    },
+    NotDeterministic { path: String, ordinal: i64, expected: String, found: String },
     /// The log is full.
     LogFull { what: &'static str, limit: i64 },
     /// This machine or the store is at fault: tried again elsewhere.

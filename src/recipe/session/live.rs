@@ -58,7 +58,10 @@ pub(super) enum Record {
     /// This stands in the log now: what was to be recorded, or what was recorded there before.
     Stands(Arc<Event>),
     NotYet,
-    Refused { code: &'static str, message: String },
+    Refused {
+        code: &'static str,
+        message: String,
+    },
 }
 
 /// Takes a strand out of the parked ones when it moves again, or is given up.

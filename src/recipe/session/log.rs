@@ -38,6 +38,11 @@ impl At {
         *place = Some(event);
     }
 
+    /// What stands here that an occurrence of another sort has recorded.
+    pub(super) fn other_than(&self, own: fn(&EventBody) -> bool) -> Option<Arc<Event>> {
+        self.all().find(|event| !own(&event.body)).cloned()
+    }
+
     fn all(&self) -> impl Iterator<Item = &Arc<Event>> {
         let places = [
             &self.task,
@@ -89,8 +94,9 @@ impl Log {
     /// Takes in what was just recorded. True when it changes what later tasks need.
     pub(super) fn put(&mut self, event: Arc<Event>) -> Result<bool, BadDirective> {
         let mut directed = false;
-        if let EventBody::Task { directive: Some(directive), outcome: TaskOutcome::Succeeded { .. }, .. } =
-            &event.body
+        if let EventBody::Task {
+            directive: Some(directive), outcome: TaskOutcome::Succeeded { .. }, ..
+        } = &event.body
         {
             let patch: Requirements = serde_json::from_str(directive)
                 .map_err(|_| BadDirective { path: event.path.clone(), ordinal: event.ordinal })?;

@@ -43,6 +43,7 @@ use leasehold_actors::{
 };
 use tokio::{sync::Notify, time::Instant};
 
+pub(in crate::recipe) use self::live::Hands;
 use self::{
     env::{Env, Scopes, bind_inputs, has_needs},
     failure::{Fatal, NodeFailure},
@@ -51,8 +52,7 @@ use self::{
     strand::{Group, Strand},
     walk::Place,
 };
-pub(in crate::recipe) use self::live::Hands;
-use super::compiled::Recipe;
+use super::{compiled::Recipe, execution::ReplayedTask};
 
 /// What a walk is made from.
 #[derive(Debug)]
@@ -97,8 +97,15 @@ pub(in crate::recipe) enum SessionEnd {
 /// What a strand rests on.
 #[derive(Debug, Clone)]
 enum Parked {
-    Declined { op: String, needs: Requirements, mismatches: Vec<Mismatch> },
-    Waits { wake: Wake, needs: Option<Requirements> },
+    Declined {
+        op: String,
+        needs: Requirements,
+        mismatches: Vec<Mismatch>,
+    },
+    Waits {
+        wake: Wake,
+        needs: Option<Requirements>,
+    },
     /// The timer of a timeout: wakes, but alone it is nothing to wait for.
     Limit(DateTime<Utc>),
     /// Not recorded, in a replay.
@@ -129,15 +136,7 @@ pub(in crate::recipe) struct Session {
     /// The database's clock, as of the latest record.
     clock: Mutex<Option<(DateTime<Utc>, Instant)>>,
     /// Read-only: what was walked over.
-    pub(in crate::recipe) trace: Mutex<Vec<Replayed>>,
-}
-
-/// A task that a replay walked over.
-#[derive(Debug, Clone)]
-pub(in crate::recipe) struct Replayed {
-    pub(in crate::recipe) event: Arc<Event>,
-    /// What it would need now; none where that cannot be told.
-    pub(in crate::recipe) needs: Option<Requirements>,
+    trace: Mutex<Vec<ReplayedTask>>,
 }
 
 impl std::fmt::Debug for Session {
@@ -153,9 +152,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Session {
     /// Folds the events of a job. Without hands, the walk is read-only.
-    pub(in crate::recipe) fn new(job: Job, events: Vec<Event>, hands: Option<Hands>) -> Result<Self, Failure> {
+    pub(in crate::recipe) fn new(
+        job: Job,
+        events: Vec<Event>,
+        hands: Option<Hands>,
+    ) -> Result<Self, Failure> {
         let log = Log::fold(events, &job.recipe).map_err(|bad| {
-            not_deterministic(&bad.path, bad.ordinal, "a change of needs", "one that this program cannot read")
+            not_deterministic(
+                &bad.path,
+                bad.ordinal,
+                "a change of needs",
+                "one that this program cannot read",
+            )
         })?;
         Ok(Self {
             job,
@@ -180,6 +188,11 @@ impl Session {
         has_needs(&self.job.recipe)
             || !self.job.overrides.is_empty()
             || !lock(&self.log).directed().is_empty()
+    }
+
+    /// The recorded tasks that a read-only walk came by.
+    pub(in crate::recipe) fn walked_over(&self) -> Vec<ReplayedTask> {
+        std::mem::take(&mut *lock(&self.trace))
     }
 
     /// Walks until there is an end.

@@ -21,8 +21,11 @@ pub(super) fn place(recipe: &Recipe, path: &str) -> Vec<Step> {
         let found = match (id, node) {
             // Timers stand before what they belong to ends, and after its beginning.
             ("@timeout" | "@backoff", _) => Some((0, None)),
-            ("@catch", Some(node)) => Some((usize::MAX - 1, node.catch.as_deref())),
-            (id, Some(node)) => child(node, id).map(|(n, node)| (n + 1, Some(node))),
+            (id, Some(node)) => match (&node.catch, child(node, id)) {
+                (_, Some((n, node))) => Some((n + 1, Some(node))),
+                (Some(catch), None) if catch.id == id => Some((usize::MAX - 1, Some(&**catch))),
+                _ => None,
+            },
             (_, None) => None,
         };
         let (n, next) = found.unwrap_or((usize::MAX, None));

@@ -49,11 +49,6 @@ impl Path {
         Self::of(format!("{}!{attempt}", self.own))
     }
 
-    /// What runs when this node has failed.
-    pub(super) fn catch(&self) -> Self {
-        Self::of(format!("{}/@catch", self.own))
-    }
-
     /// The timer of this attempt's timeout.
     pub(super) fn timeout(&self) -> String {
         format!("{}/@timeout", self.own)

@@ -10,7 +10,7 @@ use leasehold_actors::{
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Parked, Replayed, Session,
+    Parked, Session,
     failure::{Fatal, Fault, NodeFailure},
     live::{Record, STOP_GRACE},
     lock,
@@ -20,7 +20,7 @@ use super::{
 use crate::recipe::{
     canonical::input_hash,
     exact::Json,
-    execution::{Admitted, Declined},
+    execution::{Admitted, Declined, ReplayedTask},
     op::{Task, TaskContext, TaskError, TaskStop, TaskStopper},
     template::{Rendered, ValueTemplate},
 };
@@ -51,17 +51,12 @@ impl Session {
         };
         let hash = input_hash(op, &input.canonical());
         let stands = lock(&self.log).visit(&path);
+        if let Some(other) = stands.other_than(|body| matches!(body, EventBody::Task { .. })) {
+            return self.contradicts(&other, &format!("op {op}"), strand).await;
+        }
         let event = match stands.task {
             Some(event) => event,
-            None if stands.timer_set.is_some() || stands.signal.is_some() || stands.child_started.is_some() => {
-                let other = stands.timer_set.or(stands.signal).or(stands.child_started);
-                let other = other.expect("one of them is there");
-                return self.contradicts(&other, &format!("op {op}"), strand).await;
-            }
-            None => match self.live_task(op, &input, &hash, &at, attempt, strand).await {
-                Ok(event) => event,
-                Err(failed) => return Err(failed),
-            },
+            None => self.live_task(op, &input, &hash, &at, attempt, strand).await?,
         };
         let EventBody::Task { op: recorded, input_hash: recorded_hash, outcome, .. } = &event.body else {
             return never(strand).await;
@@ -71,7 +66,7 @@ impl Session {
         }
         if self.hands.is_none() {
             let needs = self.effective(&at.scopes).ok();
-            lock(&self.trace).push(Replayed { event: Arc::clone(&event), needs });
+            lock(&self.trace).push(ReplayedTask { event: Arc::clone(&event), needs });
         }
         let since = at.since.max(event.ordinal);
         match outcome {
@@ -114,7 +109,7 @@ impl Session {
                 Ok(needs) => needs,
                 Err(fault) => return Err(self.fault(fault, path, at.since, strand).await),
             };
-            let staged = hands.stage.stage(self.job.job, &needs);
+            let staged = hands.stage.stage(&needs);
             let mismatches = match hands.tasks.get(op) {
                 Some(task) => match task.admit(staged) {
                     Ok(admitted) => break admitted,
@@ -130,20 +125,15 @@ impl Session {
             self.go_on(strand).await;
         };
         let attempt = i32::try_from(attempt).unwrap_or(i32::MAX);
-        let (outcome, directive) = match self.run(admitted, op, input, path, attempt, strand).await {
+        let (outcome, directive) = match self.run_task(admitted, op, input, path, attempt, strand).await {
             Ran::Recorded(outcome, directive) => (outcome, directive),
             Ran::Stopped => return never(strand).await,
         };
-        let directive = directive
-            .filter(|_| matches!(outcome, TaskOutcome::Succeeded { .. }))
-            .map(|patch| serde_json::to_string(&patch).expect("texts under fixed keys always serialize").into());
-        let event = NewEvent::Task {
-            op: op.to_owned(),
-            input_hash: hash.to_owned(),
-            attempt,
-            outcome,
-            directive,
-        };
+        let directive = directive.filter(|_| matches!(outcome, TaskOutcome::Succeeded { .. })).map(|patch| {
+            serde_json::to_string(&patch).expect("texts under fixed keys always serialize").into()
+        });
+        let event =
+            NewEvent::Task { op: op.to_owned(), input_hash: hash.to_owned(), attempt, outcome, directive };
         match self.record(path, &event, strand).await {
             Record::Stands(event) => Ok(event),
             Record::Refused { code, message } => {
@@ -154,7 +144,7 @@ impl Session {
     }
 
     /// Runs an admitted task to its end, or stops it.
-    async fn run(
+    async fn run_task(
         &self,
         admitted: Admitted,
         op: &str,
@@ -213,9 +203,7 @@ impl Session {
             },
             (Err(_), Some(TaskStop::SiblingFailed)) => Ran::Recorded(TaskOutcome::Canceled, None),
             // What goes wrong after the request to stop is a consequence of it.
-            (Err(_), _)
-                if hands.lease.stop_reason().is_some() || self.stopping.load(Ordering::Relaxed) =>
-            {
+            (Err(_), _) if hands.lease.stop_reason().is_some() || self.stopping.load(Ordering::Relaxed) => {
                 Ran::Stopped
             }
             (Err(mut error), _) => {

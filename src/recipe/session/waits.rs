@@ -32,7 +32,12 @@ const LONGEST: Duration = Duration::from_secs(30);
 impl Session {
     /// Sets a timer when its place is first reached. Later ones find it.
     pub(super) async fn set_timer(&self, path: &str, after: Duration, strand: &mut Strand) -> Arc<Event> {
-        if let Some(set) = lock(&self.log).visit(path).timer_set {
+        let stands = lock(&self.log).visit(path);
+        let own = |body: &EventBody| matches!(body, EventBody::TimerSet { .. } | EventBody::TimerFired);
+        if let Some(other) = stands.other_than(own) {
+            return self.contradicts(&other, "a timer", strand).await;
+        }
+        if let Some(set) = stands.timer_set {
             return set;
         }
         self.come_alive(path, strand).await;
@@ -131,13 +136,13 @@ impl Session {
             return Err(self.fault(fault, at.path.as_str(), at.since, strand).await);
         };
         let path = at.path.to_string();
-        let taken = match lock(&self.log).visit(&path).signal {
-            Some(taken) => Ok(taken),
-            None => Err(()),
-        };
-        let taken = match taken {
-            Ok(taken) => taken,
-            Err(()) => {
+        let stands = lock(&self.log).visit(&path);
+        if let Some(other) = stands.other_than(|body| matches!(body, EventBody::Signal { .. })) {
+            return self.contradicts(&other, &format!("a wait for signal {name:?}"), strand).await;
+        }
+        let taken = match stands.signal {
+            Some(taken) => taken,
+            None => {
                 let event = NewEvent::TakeSignal { name: name.clone() };
                 match self.wait_for(&path, &event, Wake::Signal(name.clone()), &at.scopes, strand).await {
                     Ok(event) => event,
@@ -165,6 +170,11 @@ impl Session {
         let input = self.input(inputs, &at, strand).await?;
         let path = at.path.to_string();
         let stands = lock(&self.log).visit(&path);
+        let own =
+            |body: &EventBody| matches!(body, EventBody::ChildStarted { .. } | EventBody::ChildEnded { .. });
+        if let Some(other) = stands.other_than(own) {
+            return self.contradicts(&other, "a child job", strand).await;
+        }
         let started = match stands.child_started {
             Some(started) => started,
             None => {

@@ -70,7 +70,7 @@ impl Session {
             let walked = match (self.attempts(node, &at, strand).await, &node.catch) {
                 (Err(failed), Some(catch)) => {
                     let inside = Place {
-                        path: at.path.catch(),
+                        path: at.path.child(&catch.id),
                         env: at.env.with_error(failed.to_json()),
                         since: failed.at,
                         scopes: at.scopes,
