@@ -4,6 +4,7 @@
 mod between;
 mod crashing;
 mod handing_off;
+mod random;
 mod replaying;
 mod walking;
 
