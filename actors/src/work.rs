@@ -31,7 +31,7 @@ pub enum WorkOutcome {
     /// ([`LeaseContext::pledge`]): the same end is told again, to be sure.
     GoesOn {
         /// What the store was told.
-        end: End,
+        end: Box<End>,
     },
     /// It gave up without an end that anybody could report: the lease is not renewed any more, and recovery takes the
     /// job over when it has run out.

@@ -27,6 +27,7 @@ pub(super) struct Pending {
 
 /// What the store is told.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one of it for a lease, behind an Arc")]
 pub(super) enum Told {
     /// That the lease is over, and how.
     End(End),
@@ -70,7 +71,7 @@ impl LeaseActor {
             WorkOutcome::Completed { exit_code, output } => return End::Complete { exit_code, output },
             WorkOutcome::Failed(failure) => failure,
             WorkOutcome::FailedForGood(failure) => return End::FailForGood { failure },
-            WorkOutcome::GoesOn { end } => return end,
+            WorkOutcome::GoesOn { end } => return *end,
             WorkOutcome::Stopped | WorkOutcome::Abandoned => stopped_unasked(),
         };
         End::Fail { failure, defaults: self.env.retry_defaults }

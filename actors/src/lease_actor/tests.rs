@@ -656,7 +656,7 @@ fn work_that_ended_its_lease_to_go_on_elsewhere_frees_its_permit_under_the_same_
                 let command = crate::domain::CommandId::generate();
                 lease.pledge(command);
                 store.end(&grant.authority, command, &end).await.expect("it answers");
-                WorkOutcome::GoesOn { end }
+                WorkOutcome::GoesOn { end: Box::new(end) }
             }
         });
         let rig = Rig::on(memory, RigSettings::default(), goes_on);

@@ -25,6 +25,16 @@ const CONFLICTS: u32 = 5;
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(2);
 
+/// The hint of what needs nothing.
+const NOTHING: Hint = Hint {
+    cpu_millis: None,
+    memory_bytes: None,
+    ephemeral_storage_bytes: None,
+    platform: None,
+    image_reference: None,
+    image_digest: None,
+};
+
 /// What became of it.
 #[derive(Debug)]
 pub(super) enum GivenBack {
@@ -32,7 +42,7 @@ pub(super) enum GivenBack {
     Acknowledged {
         answer: Ended,
         /// What it was told: the same at every repeat.
-        end: End,
+        end: Box<End>,
         /// Whether the client payload was changed.
         published: bool,
     },
@@ -80,7 +90,7 @@ pub(super) async fn give_back(
             }
             Ok(answer) => {
                 let published = next.payload.is_some();
-                return GivenBack::Acknowledged { answer, end: next.to_end(), published };
+                return GivenBack::Acknowledged { answer, end: Box::new(next.to_end()), published };
             }
             Err(reason) => return GivenBack::Unacknowledged(reason),
         }
@@ -125,7 +135,7 @@ fn publication(
     let Some(Needs { requirements, declined_by }) = needs else { return Ok((None, None)) };
     let hint = hint_of(requirements);
     let saved = job.published.as_ref();
-    let same_hint = saved.map_or(hint == Hint::default(), |saved| *saved == hint);
+    let same_hint = saved.unwrap_or(&NOTHING) == &hint;
     if declined_by.is_none() && same_hint {
         return Ok((None, None));
     }

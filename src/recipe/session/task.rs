@@ -25,12 +25,8 @@ use crate::recipe::{
     template::{Rendered, ValueTemplate},
 };
 
-/// How a task ended here.
-enum Ran {
-    Recorded(TaskOutcome, Option<Requirements>),
-    /// It was stopped, and there is nothing to record.
-    Stopped,
-}
+/// How a task ended here, and what it asked for; none when it was stopped and there is nothing to record.
+type Ran = Option<(TaskOutcome, Option<Requirements>)>;
 
 impl Session {
     /// Walks one task.
@@ -125,10 +121,8 @@ impl Session {
             self.go_on(strand).await;
         };
         let attempt = i32::try_from(attempt).unwrap_or(i32::MAX);
-        let (outcome, directive) = match self.run_task(admitted, op, input, path, attempt, strand).await {
-            Ran::Recorded(outcome, directive) => (outcome, directive),
-            Ran::Stopped => return never(strand).await,
-        };
+        let ran = self.run_task(admitted, op, input, path, attempt, strand).await;
+        let Some((outcome, directive)) = ran else { return never(strand).await };
         let directive = directive.filter(|_| matches!(outcome, TaskOutcome::Succeeded { .. })).map(|patch| {
             serde_json::to_string(&patch).expect("texts under fixed keys always serialize").into()
         });
@@ -158,7 +152,7 @@ impl Session {
             Ok(inputs) => inputs,
             Err(missing) => {
                 let failure = Failure::new(FailureKind::System, "missing_secret", missing.to_string());
-                return Ran::Recorded(TaskOutcome::Failed(failure), None);
+                return Some((TaskOutcome::Failed(failure), None));
             }
         };
         let stopper = TaskStopper::default();
@@ -193,22 +187,22 @@ impl Session {
         };
         // What a lost lease did is nobody's to record.
         if hands.lease.stop_reason() == Some(StopReason::LeaseLost) {
-            return Ran::Stopped;
+            return None;
         }
         match (result, stop) {
-            (_, Some(TaskStop::TimedOut)) => Ran::Stopped,
+            (_, Some(TaskStop::TimedOut)) => None,
             (Ok(output), _) => match checked(path, &hands.secrets.mask_json(&output)) {
-                Ok(output) => Ran::Recorded(TaskOutcome::Succeeded { output }, context.asked_for()),
-                Err(failure) => Ran::Recorded(TaskOutcome::Failed(failure), None),
+                Ok(output) => Some((TaskOutcome::Succeeded { output }, context.asked_for())),
+                Err(failure) => Some((TaskOutcome::Failed(failure), None)),
             },
-            (Err(_), Some(TaskStop::SiblingFailed)) => Ran::Recorded(TaskOutcome::Canceled, None),
+            (Err(_), Some(TaskStop::SiblingFailed)) => Some((TaskOutcome::Canceled, None)),
             // What goes wrong after the request to stop is a consequence of it.
             (Err(_), _) if hands.lease.stop_reason().is_some() || self.stopping.load(Ordering::Relaxed) => {
-                Ran::Stopped
+                None
             }
             (Err(mut error), _) => {
                 error.message = hands.secrets.mask(&error.message).into_owned();
-                Ran::Recorded(TaskOutcome::Failed(error.into()), None)
+                Some((TaskOutcome::Failed(error.into()), None))
             }
         }
     }

@@ -29,7 +29,7 @@ pub(super) struct Between {
 }
 
 impl Between {
-    fn new(
+    pub(super) fn new(
         store: &MemoryStore,
         fault: impl Fn(u32, &'static str) -> Do + Send + Sync + 'static,
     ) -> Arc<Self> {

@@ -261,7 +261,7 @@ impl Bed {
             WorkOutcome::Completed { exit_code, output } => End::Complete { exit_code, output },
             WorkOutcome::Failed(failure) => End::Fail { failure, defaults },
             WorkOutcome::FailedForGood(failure) => End::FailForGood { failure },
-            WorkOutcome::GoesOn { end } => end,
+            WorkOutcome::GoesOn { end } => *end,
             WorkOutcome::Stopped => End::Release { delay: Duration::ZERO, reason: "drain" },
             WorkOutcome::Abandoned => return Turn { outcome, ended: None },
         };

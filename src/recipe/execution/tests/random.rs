@@ -60,7 +60,8 @@ fn written(shape: &Shape, place: usize) -> Value {
         }
         Shape::Sequence(nodes) => json!({ "id": format!("s{place}"), "sequence": children(nodes) }),
         Shape::Parallel(nodes, caught) => {
-            let mut node = json!({ "id": format!("p{place}"), "parallel": children(nodes), "timeout": "10m" });
+            let mut node =
+                json!({ "id": format!("p{place}"), "parallel": children(nodes), "timeout": "10m" });
             if *caught {
                 node["catch"] = catch;
             }
