@@ -79,7 +79,7 @@ impl Cell {
                     healthy
                 }
             }
-            Deed::Panic | Deed::RequestLost | Deed::ReplyLost | Deed::ReplyLate(_) => {
+            Deed::Panic | Deed::RequestLost | Deed::ReplyLost | Deed::ReplyLate(_) | Deed::ReplyAtCancel => {
                 let mut victim = Resident::start(&bed.place(lane, "victim"), self.faults()).await?;
                 let points = victim.points.clone();
                 self.push(bed, &namespace, job, async { victim.tell_to_drain() }).await;
@@ -158,7 +158,7 @@ impl Cell {
             pass(Duration::from_millis(50)).await;
         }
         let runs = bed.runs(job);
-        let survives = matches!(self.deed, Deed::RequestLost | Deed::ReplyLost | Deed::ReplyLate(_));
+        let survives = !matches!(self.deed, Deed::Kill | Deed::Stop | Deed::Panic);
         let most = if survives && !self.shape.restarts() { 1 } else { 2 };
         if runs > most {
             return Err(format!("work on job {job} began {runs} times, {most} allowed"));

@@ -30,8 +30,8 @@ pub struct Resident {
 impl Resident {
     pub async fn start(place: &Place, faults: Vec<Fault>) -> Result<Self, String> {
         let points = CrashPoints::with(faults);
-        let building = victim::worker(place, &points).build().await;
-        let worker = building.map_err(|e| format!("the worker {} cannot be built: {e}", place.name))?;
+        let started = victim::start(place, &points).await;
+        let worker = started.map_err(|e| format!("the worker {} cannot be built: {e}", place.name))?;
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(worker.run_until(async { drop(stopped.await) }));
         Ok(Self { points, stop: Some(stop), task })

@@ -107,9 +107,7 @@ impl Shape {
                 vec![Fault::once("engine.mark_stopped", Side::Before, Deed::RequestLost)]
             }
             Self::DiscardedContainer => {
-                // Long enough for the cancel to be seen by then.
-                let late = Deed::ReplyLate(Duration::from_secs(5));
-                vec![Fault::once("engine.create", Side::After, late)]
+                vec![Fault::once("engine.create", Side::After, Deed::ReplyAtCancel)]
             }
             _ => Vec::new(),
         }

@@ -4,12 +4,13 @@
 use std::{
     io::Write as _,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use leasehold::{
     Worker,
-    worker::WorkerBuilder,
+    postgres::ConnectError,
+    worker::{BuildError, WorkerBuilder},
     workload::handler::{HandlerError, Job, LeaseHandle},
 };
 use leasehold_actors::testing::crash_points::CrashPoints;
@@ -55,8 +56,24 @@ async fn work(ledger: &Path, job: Job<Work>, lease: LeaseHandle) -> Result<(), H
     if job.payload.fails { Err(HandlerError::user("told-to", "as its payload says")) } else { Ok(()) }
 }
 
+/// The worker, started again and again while its database does not answer in time, as a supervisor does: on a busy
+/// machine its first connection may take longer than its short store timeout.
+pub async fn start(place: &Place, points: &CrashPoints) -> Result<Worker, BuildError> {
+    let begun = Instant::now();
+    loop {
+        match worker(place, points).build().await {
+            Err(BuildError::Connect(ConnectError::Unreachable(_)) | BuildError::Store(_))
+                if begun.elapsed() < Duration::from_secs(60) =>
+            {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            built => return built,
+        }
+    }
+}
+
 /// The worker, with short leases.
-pub fn worker(place: &Place, points: &CrashPoints) -> WorkerBuilder {
+fn worker(place: &Place, points: &CrashPoints) -> WorkerBuilder {
     let (ledger, namespace, name) = (place.ledger.clone(), place.namespace.clone(), place.name.clone());
     let (around_store, around_engines) = (points.clone(), points.clone());
     Worker::builder()

@@ -75,18 +75,21 @@ impl ContainerEngine for Pointed {
             return stream::iter([Err(EngineError::lost(CALL))]).boxed();
         }
         let points = self.points.clone();
-        let begun = (self.inner.logs(id), Some(points));
-        stream::unfold(begun, |(mut inner, first)| async move {
-            let piece = inner.next().await;
-            let outcome = first.map_or(Outcome::Fine, |points| points.reach(CALL, Side::After));
-            match outcome {
-                Outcome::Fine => {}
-                Outcome::Lost => {
-                    return Some((Err(EngineError::lost(CALL)), (stream::empty().boxed(), None)));
+        stream::unfold((self.inner.logs(id), true), move |(mut inner, first)| {
+            let points = points.clone();
+            async move {
+                let piece = inner.next().await;
+                let outcome = if first { points.reach(CALL, Side::After) } else { Outcome::Fine };
+                match outcome {
+                    Outcome::Fine => {}
+                    Outcome::Lost => {
+                        return Some((Err(EngineError::lost(CALL)), (stream::empty().boxed(), false)));
+                    }
+                    Outcome::Late(late) => tokio::time::sleep(late).await,
+                    Outcome::AtCancel => points.until_canceled().await,
                 }
-                Outcome::Late(late) => tokio::time::sleep(late).await,
+                piece.map(|piece| (piece, (inner, false)))
             }
-            piece.map(|piece| (piece, (inner, None)))
         })
         .boxed()
     }

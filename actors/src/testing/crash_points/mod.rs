@@ -103,6 +103,8 @@ pub enum Deed {
     ReplyLost,
     /// After a call: the caller gets the answer this much later.
     ReplyLate(Duration),
+    /// After a call: the caller gets the answer once the worker knows that a job of its shall be cancelled.
+    ReplyAtCancel,
 }
 
 impl fmt::Display for Deed {
@@ -114,6 +116,7 @@ impl fmt::Display for Deed {
             Self::RequestLost => f.write_str("request-lost"),
             Self::ReplyLost => f.write_str("reply-lost"),
             Self::ReplyLate(late) => write!(f, "reply-late:{}", late.as_millis()),
+            Self::ReplyAtCancel => f.write_str("reply-at-cancel"),
         }
     }
 }
@@ -166,6 +169,7 @@ impl FromStr for Fault {
                 "panic" => Deed::Panic,
                 "request-lost" => Deed::RequestLost,
                 "reply-lost" => Deed::ReplyLost,
+                "reply-at-cancel" => Deed::ReplyAtCancel,
                 "reply-late" => Deed::ReplyLate(Duration::from_millis(late.parse().map_err(|_| bad())?)),
                 _ => return Err(bad()),
             },
@@ -185,6 +189,17 @@ struct Shared {
     state: Mutex<State>,
     /// How many deeds have been done.
     done: watch::Sender<u32>,
+    canceled: watch::Sender<Cancel>,
+}
+
+/// Whether a cancel has come to the worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cancel {
+    Unknown,
+    /// A renewal was answered with it.
+    Told,
+    /// The next renewal was asked for: what was told before has been acted upon.
+    Known,
 }
 
 #[derive(Debug)]
@@ -198,7 +213,12 @@ impl CrashPoints {
     #[must_use]
     pub fn with(faults: impl IntoIterator<Item = Fault>) -> Self {
         let state = State { faults: faults.into_iter().collect(), reached: BTreeMap::new() };
-        Self { shared: Arc::new(Shared { state: Mutex::new(state), done: watch::Sender::new(0) }) }
+        let shared = Shared {
+            state: Mutex::new(state),
+            done: watch::Sender::new(0),
+            canceled: watch::Sender::new(Cancel::Unknown),
+        };
+        Self { shared: Arc::new(shared) }
     }
 
     /// Does nothing but take note of every point.
@@ -264,7 +284,36 @@ impl CrashPoints {
             Deed::Panic => panic!("crash point {call}.{side}"),
             Deed::RequestLost | Deed::ReplyLost => Outcome::Lost,
             Deed::ReplyLate(late) => Outcome::Late(late),
+            Deed::ReplyAtCancel => Outcome::AtCancel,
         }
+    }
+
+    async fn until_canceled(&self) {
+        let mut canceled = self.shared.canceled.subscribe();
+        // The sender lives as long as this.
+        let _ = canceled.wait_for(|cancel| *cancel == Cancel::Known).await;
+    }
+
+    /// A renewal is about to be asked for.
+    fn renews(&self) {
+        self.shared.canceled.send_if_modified(|cancel| {
+            let told = *cancel == Cancel::Told;
+            if told {
+                *cancel = Cancel::Known;
+            }
+            told
+        });
+    }
+
+    /// A renewal was answered with a cancel.
+    fn tells_of_a_cancel(&self) {
+        self.shared.canceled.send_if_modified(|cancel| {
+            let news = *cancel == Cancel::Unknown;
+            if news {
+                *cancel = Cancel::Told;
+            }
+            news
+        });
     }
 
     /// One call with its two points. `counts` says of an answer whether the point after it is on a job's way.
@@ -288,6 +337,10 @@ impl CrashPoints {
                 tokio::time::sleep(late).await;
                 answer
             }
+            Outcome::AtCancel => {
+                self.until_canceled().await;
+                answer
+            }
         }
     }
 }
@@ -297,6 +350,7 @@ enum Outcome {
     Fine,
     Lost,
     Late(Duration),
+    AtCancel,
 }
 
 fn signal(signal: Signal) -> Outcome {
@@ -343,6 +397,7 @@ mod tests {
             Fault::once("store.renew.first", Side::Before, Deed::Kill),
             Fault { times: 7, ..Fault::once("engine.create", Side::After, Deed::ReplyLost) },
             Fault::once("store.claim", Side::After, Deed::ReplyLate(Duration::from_millis(1500))),
+            Fault::once("engine.create", Side::After, Deed::ReplyAtCancel),
         ] {
             assert_eq!(fault.to_string().parse::<Fault>(), Ok(fault));
         }

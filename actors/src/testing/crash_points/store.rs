@@ -60,7 +60,12 @@ impl LeaseStore for Pointed {
             renewed.insert((authority.job, authority.epoch))
         };
         let call = if first { "store.renew.first" } else { "store.renew" };
-        self.points.around(call, self.inner.renew(authority), any).await
+        self.points.renews();
+        let answer = self.points.around(call, self.inner.renew(authority), any).await;
+        if let Ok(Renewal::Held { cancel_requested: true, .. }) = answer {
+            self.points.tells_of_a_cancel();
+        }
+        answer
     }
 
     async fn attach(

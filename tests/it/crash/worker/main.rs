@@ -21,7 +21,7 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
     };
     let faults = std::env::var("CRASH_FAULTS")?;
     let faults: Vec<Fault> = faults.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-    let worker = victim::worker(&place, &CrashPoints::with(faults)).build().await?;
+    let worker = victim::start(&place, &CrashPoints::with(faults)).await?;
     let exit = worker.run_until_or_now(signals.first(), signals.second()).await?;
     Ok(ExitCode::from(exit.code()))
 }
