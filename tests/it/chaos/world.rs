@@ -11,11 +11,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::{runtime::Handle, sync::Mutex};
 use tokio_postgres::Client;
 
-use super::wire::{Target, Wire};
+use super::wire::Wire;
 use crate::support::{
     database,
     engine::{PrivateEngine, TestEngine},
     eventually::eventually,
+    proxy::Target,
 };
 
 /// How a server is restarted.

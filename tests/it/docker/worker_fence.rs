@@ -14,12 +14,11 @@ use chrono::{DateTime, Utc};
 use leasehold::{
     Worker,
     protocol::{
-        domain::{CommandId, ContainerId, JobId, Namespace, NodeId},
+        domain::{CommandId, ContainerId, JobId},
         error::StoreError,
         ports::{
-            Attach, Authority, ClaimAnswer, ContainerEngine as _, ContainerState, ContainerStatus,
-            Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim, LogAppend, LogBatch, OpenClaim,
-            Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal, StoredLogs,
+            Authority, ContainerEngine as _, ContainerState, ContainerStatus, End, Ended, LeaseStore,
+            LogAppend, LogBatch, Renewal,
         },
     },
     worker::WorkerBuilder,
@@ -30,6 +29,7 @@ use super::yard::Yard;
 use crate::{
     scenarios::worker_process::WorkerProcess,
     support::{
+        around_store::{Around, around},
         database::{settings, with_database},
         eventually::eventually,
         proxy::Proxy,
@@ -132,72 +132,42 @@ async fn a_container_is_dead_before_its_lease_expires_when_the_database_is_unrea
 }
 
 /// Blocks whichever thread makes a call under a lease, as a defect would.
-struct Blocking {
-    inner: Arc<dyn LeaseStore>,
-    blocked: Arc<AtomicBool>,
-}
+struct Blocking(Arc<AtomicBool>);
 
 impl Blocking {
     fn block(&self) {
-        while self.blocked.load(Ordering::SeqCst) {
+        while self.0.load(Ordering::SeqCst) {
             std::thread::park_timeout(Duration::from_millis(20));
         }
     }
 }
 
 #[async_trait]
-impl LeaseStore for Blocking {
-    async fn dispatch(&self, namespace: &Namespace, limit: u32) -> Result<Dispatched, StoreError> {
-        self.inner.dispatch(namespace, limit).await
-    }
-    async fn claim(&self, request: &OpenClaim) -> Result<ClaimAnswer, StoreError> {
-        self.inner.claim(request).await
-    }
-    async fn claim_listed(&self, request: &ListedClaim) -> Result<Vec<ListedAnswer>, StoreError> {
-        self.inner.claim_listed(request).await
-    }
-    async fn renew(&self, authority: &Authority) -> Result<Renewal, StoreError> {
+impl Around for Blocking {
+    async fn renew(&self, store: &dyn LeaseStore, authority: &Authority) -> Result<Renewal, StoreError> {
         self.block();
-        self.inner.renew(authority).await
+        store.renew(authority).await
     }
-    async fn attach(
-        &self,
-        authority: &Authority,
-        node: &NodeId,
-        container: &ContainerId,
-    ) -> Result<Attach, StoreError> {
-        self.inner.attach(authority, node, container).await
-    }
+
     async fn append_logs(
         &self,
+        store: &dyn LeaseStore,
         authority: &Authority,
         batches: &[LogBatch],
     ) -> Result<LogAppend, StoreError> {
         self.block();
-        self.inner.append_logs(authority, batches).await
+        store.append_logs(authority, batches).await
     }
-    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError> {
-        self.inner.log_offsets(authority).await
-    }
-    async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError> {
-        self.inner.report_progress(authority, progress).await
-    }
-    async fn end(&self, authority: &Authority, command: CommandId, end: &End) -> Result<Ended, StoreError> {
-        self.block();
-        self.inner.end(authority, command, end).await
-    }
-    async fn recover(&self, request: &RecoverRequest) -> Result<RecoverAnswer, StoreError> {
-        self.inner.recover(request).await
-    }
-    async fn postpone_recovery(
+
+    async fn end(
         &self,
+        store: &dyn LeaseStore,
         authority: &Authority,
-        delay: Duration,
-    ) -> Result<Postponed, StoreError> {
-        self.inner.postpone_recovery(authority, delay).await
-    }
-    async fn reconcile(&self, authority: &Authority) -> Result<Reconciliation, StoreError> {
-        self.inner.reconcile(authority).await
+        command: CommandId,
+        end: &End,
+    ) -> Result<Ended, StoreError> {
+        self.block();
+        store.end(authority, command, end).await
     }
 }
 
@@ -210,7 +180,7 @@ async fn a_container_is_dead_before_its_lease_expires_when_every_async_thread_is
     let blocked = Arc::new(AtomicBool::new(false));
     let switch = Arc::clone(&blocked);
     let running_worker = worker(&yard, &services::database_url())
-        .intercept_store(move |inner| Arc::new(Blocking { inner, blocked: switch }))
+        .intercept_store(move |store| around(store, Blocking(switch)))
         .build()
         .await
         .unwrap();

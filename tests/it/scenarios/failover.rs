@@ -2,10 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -26,6 +23,7 @@ use super::in_process::{Running, ended, settings as worker_settings};
 use crate::support::{
     database,
     eventually::{eventually, pass},
+    gate::Gate,
     jobs::{claimant, open, queue_many},
     rows,
     server::{Server, TRUST},
@@ -103,31 +101,15 @@ async fn a_synchronous_promotion_costs_no_lease_and_the_old_primary_is_refused()
     let durability = doctor().await.into_iter().find(|check| check.name == "durability").unwrap();
     assert!(durability.detail.contains("synchronous (standby)"), "{durability:?}");
 
-    let (runs, (gate, gated)) = (Arc::new(AtomicU32::new(0)), watch::channel(false));
-    let handler = {
-        let runs = Arc::clone(&runs);
-        move |_: Job<()>, lease: LeaseHandle| {
-            let mut gate = gated.clone();
-            runs.fetch_add(1, Ordering::SeqCst);
-            async move {
-                tokio::select! {
-                    _ = gate.wait_for(|open| *open) => Ok(()),
-                    _ = lease.cancelled() => Err(HandlerError::stopped()),
-                }
-            }
-        }
-    };
+    let gate = Gate::default();
     let mut timings = worker_settings();
     timings.lease = Duration::from_secs(30);
     timings.renew_interval = Duration::from_secs(1);
     timings.store_timeout = Duration::from_secs(2);
     let builder = leasehold::Worker::builder().database_settings(address.clone()).settings(timings);
-    let running = Running::start(builder.handler("work", handler)).await;
+    let running = Running::start(builder.handler("work", gate.handler())).await;
     let jobs = store.submit_bulk(vec![NewJob::handler("work", &()); JOBS]).await.unwrap();
-    eventually(Duration::from_secs(60), "all run", async || {
-        (runs.load(Ordering::SeqCst) as usize == JOBS).then_some(())
-    })
-    .await;
+    gate.until_entered_by(JOBS).await;
 
     let cut = Instant::now();
     pair.fail_over().await;
@@ -146,7 +128,7 @@ async fn a_synchronous_promotion_costs_no_lease_and_the_old_primary_is_refused()
     let fleet = "select timeline, cluster_generation, raised_because from leasehold.fleet";
     let fleet = admin.query_one(fleet, &[]).await.unwrap();
     assert_eq!((fleet.get(0), fleet.get(1), fleet.get(2)), (2_i64, 2_i64, "promotion"));
-    gate.send_replace(true);
+    gate.open();
     for job in jobs {
         let detail = ended(&store, job).await;
         assert_eq!((detail.row.state, detail.row.attempt), (JobState::Completed, 1), "{detail:?}");
@@ -156,7 +138,7 @@ async fn a_synchronous_promotion_costs_no_lease_and_the_old_primary_is_refused()
     let next = store.submit(&NewJob::handler("work", &())).await.unwrap().job;
     let next = ended(&store, next).await;
     assert_eq!(next.leases[0].epoch.0 >> 40, 2, "{next:?}");
-    assert_eq!(runs.load(Ordering::SeqCst) as usize, JOBS + 1, "each was run once");
+    assert_eq!(gate.entered(), JOBS + 1, "each was run once");
     let server = doctor().await.into_iter().find(|check| check.name == "server").unwrap();
     assert!(server.detail.contains("timeline 2") && server.detail.contains("promoted"), "{server:?}");
 

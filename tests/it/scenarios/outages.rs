@@ -16,12 +16,13 @@ use leasehold::{
     workload::handler::{HandlerError, Job, LeaseHandle},
 };
 use serde::{Deserialize, Serialize};
-use tokio::{runtime::Handle, sync::watch};
+use tokio::runtime::Handle;
 
 use super::in_process::{Running, ended, settings as worker_settings};
 use crate::support::{
     database::{self, TestDatabase, client as connect},
     eventually::{eventually, pass},
+    gate::Gate,
     proxy::Proxy,
     rows,
     server::{Server, TRUST},
@@ -60,27 +61,11 @@ async fn outages_that_are_shorter_than_a_lease_cost_none() {
         application_name: "outage".to_owned(),
         ..database::settings(&proxy.url(database.url()))
     };
-    let (runs, (gate, gated)) = (Arc::new(AtomicU32::new(0)), watch::channel(false));
-    let handler = {
-        let runs = Arc::clone(&runs);
-        move |_: Job<()>, lease: LeaseHandle| {
-            let mut gate = gated.clone();
-            runs.fetch_add(1, Ordering::SeqCst);
-            async move {
-                tokio::select! {
-                    _ = gate.wait_for(|open| *open) => Ok(()),
-                    _ = lease.cancelled() => Err(HandlerError::stopped()),
-                }
-            }
-        }
-    };
+    let gate = Gate::default();
     let builder = leasehold::Worker::builder().database_settings(address).settings(timings(20, 2));
-    let running = Running::start(builder.handler("work", handler)).await;
+    let running = Running::start(builder.handler("work", gate.handler())).await;
     let jobs = store.submit_bulk(vec![NewJob::handler("work", &()); JOBS]).await.unwrap();
-    eventually(Duration::from_secs(60), "all run", async || {
-        (runs.load(Ordering::SeqCst) as usize == JOBS).then_some(())
-    })
-    .await;
+    gate.until_entered_by(JOBS).await;
     let kill = "select pg_terminate_backend(pid) from pg_stat_activity where application_name like 'outage%'";
     let read_only = async |on: &str| {
         let set = format!(
@@ -129,7 +114,7 @@ async fn outages_that_are_shorter_than_a_lease_cost_none() {
         })
         .await;
     }
-    gate.send_replace(true);
+    gate.open();
     for job in jobs {
         let detail = ended(&store, job).await;
         assert_eq!(
@@ -138,7 +123,7 @@ async fn outages_that_are_shorter_than_a_lease_cost_none() {
             "{detail:?}"
         );
     }
-    assert_eq!(runs.load(Ordering::SeqCst) as usize, JOBS, "each was run once");
+    assert_eq!(gate.entered(), JOBS, "each was run once");
     running.drain().await;
 }
 

@@ -2,6 +2,9 @@
 //! the ledger (`tests/it/chaos/ledger.rs`). With `CHAOS_DEFECT` it has a defect on purpose, which the checker
 //! must find.
 
+#[path = "../../support/around_store.rs"]
+#[expect(unreachable_pub, reason = "the tests share it")]
+mod around_store;
 mod defective;
 
 use std::{error::Error, net::SocketAddr, process::ExitCode, time::Duration};
