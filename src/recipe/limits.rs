@@ -26,8 +26,9 @@ pub const MAX_EXPRESSION_NESTING: usize = 16;
 pub const MAX_EXPRESSION_OPERATORS: usize = 64;
 /// The stack of the thread that parses and evaluates expressions.
 pub const EXPRESSION_STACK_BYTES: usize = 16 << 20;
-/// The most steps that one expression may take; each element that is visited, compared or copied is one.
-pub const MAX_EXPRESSION_STEPS: u64 = 2_000_000;
+/// The most steps that the expressions of one value may take in all; each element that is visited, compared or copied
+/// is one.
+pub const MAX_EVALUATION_STEPS: u64 = 2_000_000;
 /// The most bytes that one evaluated template may come to: what a task could not record anyway.
 pub const MAX_RENDERED_BYTES: usize = 1 << 20;
 /// How much of an expression an error quotes, in characters.

@@ -7,12 +7,14 @@ use std::{
     rc::Rc,
 };
 
+use leasehold_actors::ports::recipe::JsonText;
+
 use super::{
     Reference, Scope, functions,
     term::{Literal, Loop, Term},
     value::{self, Value},
 };
-use crate::recipe::{exact::Json, limits::MAX_EXPRESSION_STEPS};
+use crate::recipe::{exact::Json, limits::MAX_EVALUATION_STEPS};
 
 /// Why an expression has no value.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,16 +27,13 @@ pub(super) enum Fault {
     TooCostly,
 }
 
+/// How much text is looked through in one step.
+const BYTES_PER_STEP: usize = 256;
+
 pub(super) type Evaluated = Result<Value, Fault>;
 
 pub(super) fn failed<T>(reason: impl Into<String>) -> Result<T, Fault> {
     Err(Fault::Failed(reason.into()))
-}
-
-/// Evaluates a whole expression. Recursive: call it on a thread with a large stack.
-pub(super) fn evaluate(term: &Term, scope: &dyn Scope) -> Result<Json, Fault> {
-    let mut evaluator = Evaluator { scope, read: HashMap::new(), slots: Vec::new(), budget: Budget(0) };
-    evaluator.value(term).map(|value| value.to_json())
 }
 
 /// The steps taken so far.
@@ -43,11 +42,12 @@ pub(super) struct Budget(u64);
 impl Budget {
     pub(super) fn spend(&mut self, steps: usize) -> Result<(), Fault> {
         self.0 = self.0.saturating_add(steps as u64);
-        if self.0 > MAX_EXPRESSION_STEPS { Err(Fault::TooCostly) } else { Ok(()) }
+        if self.0 > MAX_EVALUATION_STEPS { Err(Fault::TooCostly) } else { Ok(()) }
     }
 }
 
-struct Evaluator<'a> {
+/// The evaluation of one template or value with all its expressions: they share what was read and the steps.
+pub(super) struct Evaluation<'a> {
     scope: &'a dyn Scope,
     /// What was read already: never differs within one evaluation, and big values are parsed once.
     read: HashMap<Reference, Value>,
@@ -56,7 +56,24 @@ struct Evaluator<'a> {
     budget: Budget,
 }
 
-impl Evaluator<'_> {
+impl<'a> Evaluation<'a> {
+    pub(super) fn new(scope: &'a dyn Scope) -> Self {
+        Self { scope, read: HashMap::new(), slots: Vec::new(), budget: Budget(0) }
+    }
+
+    /// Evaluates a whole expression. Recursive: call it on a thread with a large stack.
+    pub(super) fn compute(&mut self, term: &Term) -> Result<Json, Fault> {
+        self.slots.clear();
+        self.value(term).map(|value| value.to_json())
+    }
+
+    /// The recorded text behind a reference. A path is looked for in it from its beginning each time, which costs steps.
+    pub(super) fn text(&mut self, reference: Reference, path: &str) -> Result<JsonText, Fault> {
+        let text = self.scope.read(reference).ok_or_else(|| Fault::Unresolved(path.to_owned()))?;
+        self.budget.spend(1 + text.len() / BYTES_PER_STEP)?;
+        Ok(text)
+    }
+
     fn value(&mut self, term: &Term) -> Evaluated {
         self.budget.spend(1)?;
         match term {

@@ -5,8 +5,8 @@ use std::{sync::Arc, thread};
 use leasehold_actors::ports::recipe::JsonText;
 
 use super::{
-    Names, Reference, Scope, TemplateError,
-    evaluate::{self, Fault},
+    Names, Reference, TemplateError,
+    evaluate::{Evaluation, Fault},
     quoted, scan,
     term::{self, Term, join},
 };
@@ -76,49 +76,45 @@ impl Expression {
     }
 
     /// Its value as JSON text: recorded text as it is, or canonical text of what was computed.
-    pub(super) fn evaluate(&self, scope: &dyn Scope) -> Result<JsonText, TemplateError> {
-        match &self.form {
-            Form::Path { reference, root, steps } => self.copy(*reference, root, steps, scope),
-            Form::Term(term) => match evaluate::evaluate(term, scope) {
-                Ok(value) => Ok(canonical_value(&value).into()),
-                Err(Fault::Unresolved(path)) => Err(self.unresolved(path)),
-                Err(Fault::Failed(reason)) => {
-                    Err(TemplateError::Failed { expression: quoted(&self.source), reason })
-                }
-                Err(Fault::TooCostly) => Err(TemplateError::TooCostly { expression: quoted(&self.source) }),
-            },
-        }
+    pub(super) fn evaluate(&self, with: &mut Evaluation<'_>) -> Result<JsonText, TemplateError> {
+        let value = match &self.form {
+            Form::Path { reference, root, steps } => copy(*reference, root, steps, with),
+            Form::Term(term) => with.compute(term).map(|value| canonical_value(&value).into()),
+        };
+        value.map_err(|fault| {
+            let expression = quoted(&self.source);
+            match fault {
+                Fault::Unresolved(path) => TemplateError::Unresolved { path, expression },
+                Fault::Failed(reason) => TemplateError::Failed { expression, reason },
+                Fault::TooCostly => TemplateError::TooCostly { expression },
+            }
+        })
     }
+}
 
-    fn unresolved(&self, path: String) -> TemplateError {
-        TemplateError::Unresolved { path, expression: quoted(&self.source) }
+fn copy(
+    reference: Reference,
+    root: &str,
+    steps: &[Step],
+    with: &mut Evaluation<'_>,
+) -> Result<JsonText, Fault> {
+    let text = with.text(reference, root)?;
+    let mut at: &str = &text;
+    let mut path = root.to_owned();
+    for step in steps {
+        let found = match step {
+            Step::Key(key) => {
+                path = join(&path, key);
+                raw_member(at, key)
+            }
+            Step::Index(index) => {
+                path = format!("{path}[{index}]");
+                raw_element(at, *index)
+            }
+        };
+        at = found.ok_or_else(|| Fault::Unresolved(path.clone()))?;
     }
-
-    fn copy(
-        &self,
-        reference: Reference,
-        root: &str,
-        steps: &[Step],
-        scope: &dyn Scope,
-    ) -> Result<JsonText, TemplateError> {
-        let text = scope.read(reference).ok_or_else(|| self.unresolved(root.to_owned()))?;
-        let mut at: &str = &text;
-        let mut path = root.to_owned();
-        for step in steps {
-            let found = match step {
-                Step::Key(key) => {
-                    path = join(&path, key);
-                    raw_member(at, key)
-                }
-                Step::Index(index) => {
-                    path = format!("{path}[{index}]");
-                    raw_element(at, *index)
-                }
-            };
-            at = found.ok_or_else(|| self.unresolved(path.clone()))?;
-        }
-        Ok(if at.len() == text.len() { Arc::clone(&text) } else { at.into() })
-    }
+    Ok(if at.len() == text.len() { Arc::clone(&text) } else { at.into() })
 }
 
 fn in_expression(source: &str, reason: &str) -> String {

@@ -24,6 +24,7 @@ use leasehold_actors::ports::recipe::JsonText;
 
 pub(super) use self::scan::has_template;
 use self::{
+    evaluate::Evaluation,
     expression::{Expression, on_large_stack},
     scan::Piece,
 };
@@ -94,16 +95,25 @@ pub enum TemplateError {
         /// What is wrong.
         reason: String,
     },
-    /// It takes too many steps.
-    #[error("`${{{{ {expression} }}}}` takes more than {} steps", super::limits::MAX_EXPRESSION_STEPS)]
+    /// It takes too many steps, with all expressions of the same value.
+    #[error(
+        "`${{{{ {expression} }}}}` takes the evaluation over {} steps",
+        super::limits::MAX_EVALUATION_STEPS
+    )]
     TooCostly {
         /// The expression, cut to 200 characters.
         expression: String,
     },
-    /// What comes out is larger than anything that can be recorded, or nested too deep.
+    /// What comes out is larger than anything that can be recorded.
     #[error("the value of a template {reason}")]
     TooLarge {
         /// The limit that it breaks.
+        reason: String,
+    },
+    /// What comes out cannot be recorded for another reason: NUL.
+    #[error("the value of a template {reason}")]
+    Unstorable {
+        /// The rule that it breaks.
         reason: String,
     },
     /// This machine could not start a thread; says nothing about the recipe.
@@ -120,6 +130,7 @@ impl TemplateError {
             Self::Failed { .. } => "expression_failed",
             Self::TooCostly { .. } => "expression_too_costly",
             Self::TooLarge { .. } => "template_too_large",
+            Self::Unstorable { .. } => "template_unstorable",
             Self::Thread(_) => "no_thread",
         }
     }
@@ -196,11 +207,12 @@ impl Template {
             return Ok(Arc::clone(text));
         }
         let mut out = String::new();
+        let write = |out: &mut String| self.write(&mut Evaluation::new(scope), out);
         if self.computes() {
-            on_large_stack(|| self.write(scope, &mut out))??
+            on_large_stack(|| write(&mut out))??;
         } else {
-            self.write(scope, &mut out)?
-        };
+            write(&mut out)?;
+        }
         rendered::check(&out)?;
         Ok(out.into())
     }
@@ -265,16 +277,16 @@ impl Template {
         }
     }
 
-    fn write(&self, scope: &dyn Scope, out: &mut String) -> Result<(), TemplateError> {
+    fn write(&self, with: &mut Evaluation<'_>, out: &mut String) -> Result<(), TemplateError> {
         match &self.0 {
             Form::Constant(text) => out.push_str(text),
-            Form::Whole(expression) => out.push_str(&expression.evaluate(scope)?),
+            Form::Whole(expression) => out.push_str(&expression.evaluate(with)?),
             Form::Text(parts) => {
                 let mut text = String::new();
                 for part in parts.iter() {
                     match part {
                         Part::Text(plain) => text.push_str(plain),
-                        Part::Hole(expression) => text.push_str(&as_text(&expression.evaluate(scope)?)),
+                        Part::Hole(expression) => text.push_str(&as_text(&expression.evaluate(with)?)),
                     }
                     room(text.len())?;
                 }
@@ -305,3 +317,6 @@ fn as_text(value: &str) -> String {
 fn kind_of(value: &str) -> &'static str {
     Json::parse(value).map_or("something else", |json| json.kind())
 }
+
+#[cfg(test)]
+mod tests;

@@ -89,7 +89,7 @@ pub(super) fn escaped(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }
 
-/// What comes out must be storable: its size, its nesting, no NUL.
+/// What comes out must be storable: its nesting, no NUL.
 pub(super) fn check(text: &str) -> Result<(), TemplateError> {
-    json::check("value", text).map_err(|refused| TemplateError::TooLarge { reason: refused.reason })
+    json::check("value", text).map_err(|refused| TemplateError::Unstorable { reason: refused.reason })
 }

@@ -2,6 +2,7 @@
 
 use super::{
     Names, Rendered, Scope, SecretPlace, Template, TemplateError,
+    evaluate::Evaluation,
     expression::on_large_stack,
     has_template,
     rendered::{self, escaped},
@@ -58,10 +59,11 @@ impl ValueTemplate {
     /// [`TemplateError`] of the first template that has none.
     pub fn render(&self, scope: &dyn Scope) -> Result<Rendered, TemplateError> {
         let mut out = Rendered { text: String::new(), secrets: Vec::new() };
+        let write = |out: &mut Rendered| self.0.write(&mut Evaluation::new(scope), "", out);
         if self.0.computes() {
-            on_large_stack(|| self.0.write(scope, "", &mut out))??;
+            on_large_stack(|| write(&mut out))??;
         } else {
-            self.0.write(scope, "", &mut out)?;
+            write(&mut out)?;
         }
         rendered::check(&out.text)?;
         Ok(out)
@@ -139,9 +141,14 @@ impl Shape {
         }
     }
 
-    fn write(&self, scope: &dyn Scope, pointer: &str, out: &mut Rendered) -> Result<(), TemplateError> {
+    fn write(
+        &self,
+        with: &mut Evaluation<'_>,
+        pointer: &str,
+        out: &mut Rendered,
+    ) -> Result<(), TemplateError> {
         match self {
-            Self::Scalar(template) => template.write(scope, &mut out.text)?,
+            Self::Scalar(template) => template.write(with, &mut out.text)?,
             Self::Secret(name) => {
                 quote(&format!("${{{{ secrets.{name} }}}}"), &mut out.text);
                 out.secrets.push(SecretPlace { pointer: pointer.to_owned(), name: name.clone() });
@@ -152,7 +159,7 @@ impl Shape {
                     if n > 0 {
                         out.text.push(',');
                     }
-                    element.write(scope, &format!("{pointer}/{n}"), out)?;
+                    element.write(with, &format!("{pointer}/{n}"), out)?;
                 }
                 out.text.push(']');
             }
@@ -164,7 +171,7 @@ impl Shape {
                     }
                     quote(key, &mut out.text);
                     out.text.push(':');
-                    value.write(scope, &format!("{pointer}/{}", escaped(key)), out)?;
+                    value.write(with, &format!("{pointer}/{}", escaped(key)), out)?;
                 }
                 out.text.push('}');
             }
