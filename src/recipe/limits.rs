@@ -39,3 +39,5 @@ pub const MAX_ATTEMPTS: u32 = 1_000;
 pub const MAX_NODE_MILLIS: i64 = 31_536_000_000;
 /// The most transitions of a state machine in a row without a task.
 pub const MAX_IDLE_TRANSITIONS: u32 = 10_000;
+/// The most bytes of a result.
+pub const MAX_RESULT_BYTES: usize = 1 << 20;

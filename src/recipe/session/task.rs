@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use leasehold_actors::{
     domain::{Failure, FailureKind, JobId, execution::Requirements},
-    ports::recipe::{Event, EventBody, JsonText, MAX_VALUE_BYTES, NewEvent, TaskOutcome},
+    ports::recipe::{Event, EventBody, JsonText, NewEvent, TaskOutcome},
     work::StopReason,
 };
 use sha2::{Digest as _, Sha256};
@@ -21,6 +21,7 @@ use crate::recipe::{
     canonical::input_hash,
     exact::Json,
     execution::{Admitted, Declined, ReplayedTask},
+    limits::MAX_RESULT_BYTES,
     op::{Task, TaskContext, TaskError, TaskStop, TaskStopper},
     template::{Rendered, ValueTemplate},
 };
@@ -223,14 +224,14 @@ fn checked(path: &str, output: &str) -> Result<JsonText, Failure> {
 
 /// What is over the limit is not stored; what is stored instead has a fixed size.
 pub(super) fn check_size(path: &str, output: &str) -> Result<(), Failure> {
-    if output.len() <= MAX_VALUE_BYTES {
+    if output.len() <= MAX_RESULT_BYTES {
         return Ok(());
     }
     let path: String = path.chars().take(300).collect();
     Err(Failure::new(
         FailureKind::User,
         "result_too_large",
-        format!("{path}: the result is {} bytes long; at most {MAX_VALUE_BYTES} are kept", output.len()),
+        format!("{path}: the result is {} bytes long; at most {MAX_RESULT_BYTES} are kept", output.len()),
     ))
 }
 
