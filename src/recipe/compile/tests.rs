@@ -3,7 +3,10 @@
 use leasehold_actors::ports::recipe::JsonText;
 
 use super::*;
-use crate::recipe::template::{Reference, Scope};
+use crate::recipe::{
+    limits::{MAX_NESTING, MAX_NODES, MAX_RECIPE_BYTES},
+    template::{Reference, Scope},
+};
 
 fn bundle(files: &[(&str, &str)]) -> Bundle {
     let files = files.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));

@@ -4,8 +4,8 @@
 //! expression. A template that is a whole value keeps its JSON type; text around it makes a string. What is put in is
 //! data: it is never scanned again, and it cannot add keys, elements or further templates.
 //!
-//! [`scan`] finds the holes and guards the parser, [`term`] checks what the parser made of one, [`evaluate`] and
-//! [`functions`] compute, [`value`] holds numbers, [`rendered`] is what comes out. Nothing here knows the time, the
+//! `scan.rs` finds the holes and guards the parser, `term.rs` checks what the parser made of one, `evaluate.rs` and
+//! `functions.rs` compute, `value.rs` holds numbers, `rendered.rs` is what comes out. Nothing here knows the time, the
 //! environment or chance, and nothing of that kind can be registered.
 
 mod evaluate;

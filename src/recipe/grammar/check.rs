@@ -1,0 +1,211 @@
+//! Checks a tree of values against the table, and tells every place where it does not fit.
+
+use super::{Field, Kind, Shape, listed};
+use crate::recipe::{
+    limits::{LANGUAGE_VERSION, MAX_ATTEMPTS, MAX_ID, MAX_NODE_MILLIS},
+    mistake::Place,
+    template::has_template,
+    yaml::{Value, Yaml},
+};
+
+/// Checks a value against a shape; `report` hears of every mistake.
+pub(in crate::recipe) fn check(yaml: &Yaml, shape: &Shape, report: &mut dyn FnMut(Place, String)) {
+    if !matches!(yaml.value, Value::Map(_)) {
+        report(yaml.place, format!("a {} is a map, not {}", shape.name, yaml.kind()));
+        return;
+    }
+    for (key, value) in yaml.members() {
+        if let Some(field) = shape.fields().find(|field| field.key == key.name) {
+            kind(value, field, report);
+        } else {
+            report(key.place, unknown(&key.name, shape));
+        }
+    }
+    for field in shape.fields().filter(|field| field.required && yaml.get(field.key).is_none()) {
+        report(yaml.place, format!("`{}` is missing from this {}", field.key, shape.name));
+    }
+    let chosen: Vec<&str> = shape.one_of.iter().copied().filter(|key| yaml.get(key).is_some()).collect();
+    if !shape.one_of.is_empty() && chosen.len() != 1 {
+        let found = if chosen.is_empty() { "none".to_owned() } else { listed(&chosen) };
+        report(
+            yaml.place,
+            format!("a {} has exactly one of {}, not {found}", shape.name, listed(shape.one_of)),
+        );
+    }
+}
+
+fn unknown(key: &str, shape: &Shape) -> String {
+    if has_template(key) {
+        return "a key cannot be a template".to_owned();
+    }
+    let near = shape
+        .fields()
+        .map(|field| (distance(key, field.key), field.key))
+        .min()
+        .filter(|(distance, near)| *distance <= near.len() / 3);
+    match near {
+        Some((_, near)) => format!("unknown key `{key}` in a {}; is `{near}` meant?", shape.name),
+        None => {
+            let keys: Vec<&str> = shape.fields().map(|field| field.key).collect();
+            format!("unknown key `{key}` in a {}; there are {}", shape.name, listed(&keys))
+        }
+    }
+}
+
+/// How many letters must change to make one word the other.
+fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (n, a) in one.chars().take(40).enumerate() {
+        let mut corner = row[0];
+        row[0] = n + 1;
+        for (m, b) in other.iter().enumerate() {
+            let changed = corner + usize::from(a != *b);
+            corner = row[m + 1];
+            row[m + 1] = changed.min(row[m] + 1).min(row[m + 1] + 1);
+        }
+    }
+    row[other.len()]
+}
+
+fn kind(yaml: &Yaml, field: &Field, report: &mut dyn FnMut(Place, String)) {
+    let key = field.key;
+    let mut refuse = |reason: String| report(yaml.place, format!("`{key}` {reason}"));
+    match (field.kind, &yaml.value) {
+        (Kind::Constant, _) => constant(yaml, report),
+        (Kind::Value, _)
+        | (Kind::Text, Value::Text(_))
+        | (Kind::Condition, Value::Bool(_))
+        | (Kind::Amount, Value::Text(_) | Value::Number(_))
+        | (Kind::Reference, Value::Text(_))
+        | (Kind::Inputs, Value::Map(_)) => {}
+        (Kind::Id, Value::Text(text)) => {
+            if !is_id(text) {
+                refuse(format!(
+                    "must be 1 to {MAX_ID} letters, digits, `_` and `-`, and begin with a letter or `_`"
+                ));
+            }
+        }
+        (Kind::Name, Value::Text(text)) => {
+            if let Err(reason) = name(text) {
+                refuse(reason);
+            }
+        }
+        (Kind::Path, Value::Text(text)) => {
+            if has_template(text) {
+                refuse("is resolved before anything runs: it cannot be a template".to_owned());
+            }
+        }
+        (Kind::Version, Value::Number(text)) => {
+            if *text != LANGUAGE_VERSION.to_string() {
+                refuse(format!("{text} is not known here; this binary knows {LANGUAGE_VERSION}"));
+            }
+        }
+        (Kind::Condition, Value::Text(text)) => {
+            if !has_template(text) {
+                refuse("must be true, false or one template: ${{ … }}".to_owned());
+            }
+        }
+        (Kind::Duration, Value::Text(text)) => {
+            if let Err(reason) = duration(text) {
+                refuse(reason);
+            }
+        }
+        (Kind::Attempts, Value::Number(text)) => {
+            if !text.parse::<u32>().is_ok_and(|n| (1..=MAX_ATTEMPTS).contains(&n)) {
+                refuse(format!("must be a whole number from 1 to {MAX_ATTEMPTS}"));
+            }
+        }
+        (Kind::Names, Value::List(elements)) => {
+            for element in elements {
+                match element.text().map(name) {
+                    Some(Ok(())) => {}
+                    Some(Err(reason)) => report(element.place, reason),
+                    None => report(element.place, format!("text is wanted here, not {}", element.kind())),
+                }
+            }
+        }
+        (Kind::Word(words), Value::Text(text)) => {
+            if !words.contains(&text.as_str()) {
+                refuse(format!("must be one of {}", listed(words)));
+            }
+        }
+        (Kind::Constants, Value::Map(members)) => {
+            for (key, value) in members {
+                variable(&key.name, key.place, report);
+                constant(value, report);
+            }
+        }
+        (Kind::One(shape), Value::Map(_)) => check(yaml, shape, report),
+        (Kind::Many(shape), Value::List(elements)) => {
+            if elements.is_empty() {
+                refuse(format!("must hold at least one {}", shape.name));
+            }
+            for element in elements {
+                check(element, shape, report);
+            }
+        }
+        (Kind::ByName(shape), Value::Map(members)) => {
+            for (key, value) in members {
+                variable(&key.name, key.place, report);
+                check(value, shape, report);
+            }
+        }
+        (wanted, _) => refuse(format!("must be {}, not {}", wanted.described(), yaml.kind())),
+    }
+}
+
+/// A constant cannot hold templates: nothing would evaluate them.
+fn constant(yaml: &Yaml, report: &mut dyn FnMut(Place, String)) {
+    match &yaml.value {
+        Value::Text(text) if has_template(text) => {
+            report(yaml.place, "a constant cannot hold a template".to_owned());
+        }
+        Value::List(elements) => elements.iter().for_each(|element| constant(element, report)),
+        Value::Map(members) => members.iter().for_each(|(_, value)| constant(value, report)),
+        _ => {}
+    }
+}
+
+fn variable(name: &str, place: Place, report: &mut dyn FnMut(Place, String)) {
+    let fits = name.len() <= MAX_ID
+        && name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    if !fits {
+        report(
+            place,
+            format!(
+                "the name {name:?} must be 1 to {MAX_ID} letters, digits and `_`, and begin with no digit"
+            ),
+        );
+    }
+}
+
+/// Whether a text can be an id.
+fn is_id(text: &str) -> bool {
+    text.len() <= MAX_ID
+        && text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'))
+}
+
+fn name(text: &str) -> Result<(), String> {
+    if has_template(text) {
+        return Err("cannot be a template".to_owned());
+    }
+    if text.is_empty() || text.chars().count() > 200 || text.chars().any(char::is_control) {
+        return Err("must be 1 to 200 characters without control characters".to_owned());
+    }
+    Ok(())
+}
+
+/// Whole milliseconds from `250ms`, `30s`, `10m`.
+pub(in crate::recipe) fn duration(text: &str) -> Result<i64, String> {
+    let parsed = humantime::parse_duration(text).map_err(|e| format!("{text:?} is not a duration: {e}"))?;
+    if parsed.subsec_nanos() % 1_000_000 != 0 {
+        return Err(format!("{text:?} is no whole number of milliseconds"));
+    }
+    i64::try_from(parsed.as_millis())
+        .ok()
+        .filter(|millis| (1..=MAX_NODE_MILLIS).contains(millis))
+        .ok_or_else(|| format!("{text:?} must be from 1ms to 365days"))
+}
