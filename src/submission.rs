@@ -11,6 +11,7 @@ pub mod recipe;
 mod yaml_json;
 
 use chrono::{DateTime, Utc};
+use leasehold_actors::domain::execution::payload;
 pub use leasehold_actors::domain::json;
 use leasehold_actors::domain::{InvalidDefinition, JobDefinition, Namespace, NewJob, RetryPolicy};
 
@@ -53,7 +54,7 @@ pub fn validate(job: &NewJob) -> Result<(), InvalidDefinition> {
     }
     json::check("payload", &job.payload)?;
     if matches!(job.definition, Some(JobDefinition::Recipe(_))) {
-        recipe::check_payload(&job.payload)?;
+        payload::check(&job.payload)?;
     }
     priority(job.priority)?;
     if let Some(at) = job.run_at {
@@ -127,7 +128,7 @@ fn run_at(at: DateTime<Utc>) -> Result<(), InvalidDefinition> {
     Err(InvalidDefinition::new("run_at", "must be between the years 1970 and 2199"))
 }
 
-fn idempotency_key(key: &str) -> Result<(), InvalidDefinition> {
+pub(crate) fn idempotency_key(key: &str) -> Result<(), InvalidDefinition> {
     if key.is_empty() || key.len() > MAX_IDEMPOTENCY_KEY_BYTES {
         return Err(InvalidDefinition::new(
             "idempotency_key",

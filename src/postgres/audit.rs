@@ -40,7 +40,7 @@ pub struct Finding {
     pub check: &'static str,
     /// What it is.
     pub sort: Sort,
-    /// The invariant that it belongs to (`L1` to `L10`).
+    /// The invariant that it belongs to (`L1` to `L10`, `E1` to `E10`).
     pub invariant: &'static str,
     /// The namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -117,7 +117,7 @@ macro_rules! check {
     };
 }
 
-static CHECKS: [Check; 21] = [
+static CHECKS: [Check; 24] = [
     check!("audit_tokens", Violation, "L1"),
     check!("audit_deadlines", Violation, "L3"),
     check!("audit_epochs", Violation, "L4"),
@@ -129,6 +129,8 @@ static CHECKS: [Check; 21] = [
     check!("audit_run_slots", Violation, "L9"),
     check!("audit_logs", Violation, "L10"),
     check!("audit_grants", Violation, "L10"),
+    check!("audit_events", Violation, "E1"),
+    check!("audit_signals", Violation, "E1"),
     check!("audit_generations", Stuck, "L6"),
     check!("audit_held", Stuck, "L6"),
     check!("audit_blocked", Stuck, "L6"),
@@ -139,6 +141,7 @@ static CHECKS: [Check; 21] = [
     check!("audit_postponed", Stuck, "L6"),
     check!("audit_cancels", Stuck, "L6"),
     check!("audit_commands", Stuck, "L10"),
+    check!("audit_asleep", Stuck, "E9"),
 ];
 
 const CLOCK: Sql = sql!("audit_clock", []);

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    ops::RangeInclusive,
     sync::Arc,
     time::Instant,
 };
@@ -12,9 +13,9 @@ use std::{
 use chrono::{DateTime, Utc};
 use futures_util::future::join_all;
 use leasehold_actors::{
-    domain::{CommandId, JobKind, Route},
+    domain::{CommandId, JobKind, RecipeSpec, Route},
     error::{Applied, StoreError, StoreErrorKind},
-    ports::{Claimant, DispatchedJob, Grant, ListedAnswer},
+    ports::{Claimant, DispatchedJob, Grant, ListedAnswer, recipe::Facts},
 };
 use sha2::{Digest, Sha256};
 use tokio_postgres::Row;
@@ -53,7 +54,19 @@ pub(crate) static CLAIM: Sql = sql!(
         INT4_ARRAY,
         UUID_ARRAY,
         INT4_ARRAY,
-        BOOL
+        BOOL,
+        INT4,
+        INT4,
+        INT4,
+        INT4,
+        INT8,
+        INT8,
+        INT8,
+        TEXT,
+        TEXT,
+        TEXT,
+        TEXT,
+        TEXT
     ]
 );
 
@@ -66,7 +79,12 @@ const ROUNDS: usize = 8;
 #[derive(Debug)]
 pub(super) enum Wish {
     /// The next so many jobs of these routes.
-    Open { routes: Arc<[Route]>, limit: usize },
+    Open {
+        routes: Arc<[Route]>,
+        limit: usize,
+        /// What the worker has, for RECIPE jobs.
+        facts: Option<Arc<Facts>>,
+    },
     /// Exactly these.
     Listed { jobs: Vec<DispatchedJob> },
 }
@@ -120,7 +138,7 @@ impl ClaimAsk {
         put(self.owner.process.0.as_bytes());
         put(&self.lease_ms.to_le_bytes());
         match &self.wish {
-            Wish::Open { routes, limit } => {
+            Wish::Open { routes, limit, .. } => {
                 put(&limit.to_le_bytes());
                 for route in routes.iter() {
                     put(route.kind.as_str().as_bytes());
@@ -164,7 +182,9 @@ pub(super) async fn together(desk: &Desk, batch: Vec<Call>) {
 fn may_share(a: &ClaimAsk, b: &ClaimAsk) -> bool {
     a.owner.namespace == b.owner.namespace
         && match (&a.wish, &b.wish) {
-            (Wish::Open { routes: x, .. }, Wish::Open { routes: y, .. }) => Arc::ptr_eq(x, y) || x == y,
+            (Wish::Open { routes: x, facts: a, .. }, Wish::Open { routes: y, facts: b, .. }) => {
+                (Arc::ptr_eq(x, y) || x == y) && a == b
+            }
             (Wish::Listed { .. }, Wish::Listed { .. }) => true,
             _ => false,
         }
@@ -386,6 +406,17 @@ async fn put(
     let open_tokens = grant::tokens(open_requests.len());
     let places = !list.jobs.is_empty() || routes.iter().any(|route| route.kind == JobKind::Container);
 
+    let nothing = Facts::default();
+    let facts = match &asks[0].wish {
+        Wish::Open { facts: Some(facts), .. } => facts,
+        Wish::Open { .. } | Wish::Listed { .. } => &nothing,
+    };
+    let platform = facts.platform.as_ref();
+    let versions = |known: RangeInclusive<u32>| {
+        (i32::try_from(*known.start()).unwrap_or(i32::MAX), i32::try_from(*known.end()).unwrap_or(i32::MAX))
+    };
+    let (languages, executions) = (versions(RecipeSpec::LANGUAGES), versions(RecipeSpec::EXECUTION_VERSIONS));
+
     let mut races = 0;
     loop {
         let session = desk.pools.session(Lane::Leases, operation).await?;
@@ -420,6 +451,18 @@ async fn put(
                             &list.tokens,
                             &list.requests,
                             &places,
+                            &languages.0,
+                            &languages.1,
+                            &executions.0,
+                            &executions.1,
+                            &facts.cpu_millis,
+                            &facts.memory_bytes,
+                            &facts.ephemeral_storage_bytes,
+                            &platform.map(|(os, ..)| os.as_str()),
+                            &platform.map(|(_, architecture, _)| architecture.as_str()),
+                            &platform.and_then(|(.., variant)| variant.as_deref()),
+                            &facts.image_reference,
+                            &facts.image_digest,
                         ],
                     )
                     .await;

@@ -6,7 +6,10 @@ use chrono::{DateTime, Utc};
 use leasehold_actors::{
     domain::{FailureKind, JobState, RetryPolicy},
     error::StoreError,
-    ports::{End, Ended},
+    ports::{
+        End, Ended,
+        recipe::{Hint, Wake},
+    },
 };
 use tokio_postgres::Row;
 use uuid::Uuid;
@@ -15,7 +18,7 @@ use super::{
     error,
     owners::Holder,
     pool::{Lane, Pools},
-    protected::{LEASE_TO_END, Verb, WORKFLOW_AND_LEASE, holders},
+    protected::{LEASE_TO_END, Verb, WORKFLOW_AND_LEASE, WORKFLOW_LEASE_AND_RECIPE, holders},
     session::Session,
     sql_file::{Sql, sql},
 };
@@ -35,8 +38,40 @@ static GIVE_UP: Sql = sql!(
         INT8_ARRAY, INT8_ARRAY, INT4_ARRAY
     ]
 );
-static RESCHEDULE: Sql =
-    sql!("reschedule", [INT8, UUID, TEXT, TEXT, UUID, UUID, INT8, TEXT, TEXT, TEXT, INT8]);
+static RESCHEDULE: Sql = sql!(
+    "reschedule",
+    [
+        INT8,
+        UUID,
+        TEXT,
+        TEXT,
+        UUID,
+        UUID,
+        INT8,
+        TEXT,
+        TEXT,
+        TEXT,
+        INT8,
+        BOOL,
+        TIMESTAMPTZ,
+        TEXT_ARRAY,
+        INT8_ARRAY,
+        BOOL,
+        BOOL,
+        TEXT,
+        INT8,
+        INT8,
+        INT8,
+        TEXT,
+        TEXT,
+        TEXT,
+        TEXT,
+        TEXT,
+        INT4
+    ]
+);
+/// So many handoffs in a row with nothing recorded between fail the job.
+const HANDOFF_LIMIT: i32 = 10;
 static RECALL_END: Sql = sql!("recall_end", [INT8, INT8, UUID, TEXT, TEXT, UUID]);
 
 /// A request to end a lease. Its `Debug` shows no token.
@@ -259,13 +294,37 @@ impl Verb for Reschedule {
     }
 
     fn locks() -> &'static [&'static Sql] {
-        WORKFLOW_AND_LEASE
+        WORKFLOW_LEASE_AND_RECIPE
     }
 
     async fn put(session: &Session, asks: &[&EndAsk]) -> Result<Vec<Row>, tokio_postgres::Error> {
         let [ask] = asks else { return Ok(Vec::new()) };
-        let End::Reschedule { route, delay, payload, .. } = &ask.end else { return Ok(Vec::new()) };
+        let End::Reschedule { route, delay, payload, wake, publish } = &ask.end else {
+            return Ok(Vec::new());
+        };
         let (h, owner) = (&ask.holder, &ask.holder.owner);
+        let times = wake.iter().filter_map(|wake| match wake {
+            Wake::At(at) => Some(*at),
+            Wake::Signal(_) | Wake::Child(_) => None,
+        });
+        let signals: Vec<&str> = wake
+            .iter()
+            .filter_map(|wake| match wake {
+                Wake::Signal(name) => Some(name.as_str()),
+                Wake::At(_) | Wake::Child(_) => None,
+            })
+            .collect();
+        let children: Vec<i64> = wake
+            .iter()
+            .filter_map(|wake| match wake {
+                Wake::Child(job) => Some(job.0),
+                Wake::At(_) | Wake::Signal(_) => None,
+            })
+            .collect();
+        let nothing = Hint::default();
+        let hint = publish.as_ref().map_or(&nothing, |publish| &publish.hint);
+        let platform = hint.platform.as_ref();
+        let handoff = publish.as_ref().is_some_and(|publish| publish.handoff);
         session
             .query(
                 &RESCHEDULE,
@@ -281,6 +340,22 @@ impl Verb for Reschedule {
                     &route.as_ref().map(|r| r.task.as_str()),
                     &payload.as_ref().map(|p| p.value.as_str()),
                     &payload.as_ref().map(|p| p.expected_revision),
+                    &!wake.is_empty(),
+                    &times.min(),
+                    &signals,
+                    &children,
+                    &publish.is_some(),
+                    &handoff,
+                    &publish.as_ref().and_then(|publish| publish.declined_by.as_deref()),
+                    &hint.cpu_millis,
+                    &hint.memory_bytes,
+                    &hint.ephemeral_storage_bytes,
+                    &platform.map(|(os, ..)| os.as_str()),
+                    &platform.map(|(_, architecture, _)| architecture.as_str()),
+                    &platform.and_then(|(.., variant)| variant.as_deref()),
+                    &hint.image_reference,
+                    &hint.image_digest,
+                    &HANDOFF_LIMIT,
                 ],
             )
             .await

@@ -22,7 +22,7 @@ use super::{
     claim::{self, ClaimAsk, ClaimReply, Wish},
     dispatch,
     end::{EndAsk, Reschedule},
-    error, grant,
+    grant,
     owners::Holder,
     protected::{self, Verb},
     recover::{self, PostponeAsk, PostponeRecovery, RecoverAsk},
@@ -46,12 +46,12 @@ fn lease_ms(operation: &'static str, lease: Duration) -> Result<i32, StoreError>
 }
 
 impl PgStore {
-    fn holder(&self, authority: &Authority) -> Holder {
+    pub(super) fn holder(&self, authority: &Authority) -> Holder {
         Holder::new(&self.inner.owners, authority)
     }
 
     /// A call that is never gathered, on the store's own runtime.
-    async fn single<V: Verb>(&self, ask: V::Ask) -> Result<V::Answer, StoreError> {
+    pub(super) async fn single<V: Verb>(&self, ask: V::Ask) -> Result<V::Answer, StoreError> {
         let pools = self.inner.pools.clone();
         let limit = pools.timeout;
         protected::on(&self.inner.io, V::OPERATION, limit, async move {
@@ -106,7 +106,7 @@ impl LeaseStore for PgStore {
             command: request.command,
             repeat: request.repeat,
             lease_ms,
-            wish: Wish::Open { routes: Arc::clone(&request.routes), limit },
+            wish: Wish::Open { routes: Arc::clone(&request.routes), limit, facts: request.facts.clone() },
         };
         let grants = self.claimed(ask).await?.into_iter().filter_map(|answer| match answer {
             ListedAnswer::Granted(grant) => Some(*grant),
@@ -162,11 +162,6 @@ impl LeaseStore for PgStore {
     }
 
     async fn end(&self, authority: &Authority, command: CommandId, end: &End) -> Result<Ended, StoreError> {
-        if let End::Reschedule { wake, publish, .. } = end
-            && (!wake.is_empty() || publish.is_some())
-        {
-            return Err(error::refused("reschedule", "this database holds no recipes yet"));
-        }
         let mut end = end.clone();
         if let End::Lost { message, .. } = &mut end {
             *message = Failure::new(FailureKind::System, "lease_lost", std::mem::take(message)).message;
@@ -180,6 +175,14 @@ impl LeaseStore for PgStore {
             | End::Lost { .. }
             | End::Cancel
             | End::Release { .. } => self.inner.endings.ask(ask, limit).await,
+            // What it waits for may come at this moment: it is looked for behind the locks of whoever brings it.
+            End::Reschedule { wake, .. } if !wake.is_empty() => {
+                let pools = self.inner.pools.clone();
+                protected::on(&self.inner.io, "reschedule", limit, async move {
+                    protected::alone::<Reschedule>(&pools, &ask).await
+                })
+                .await
+            }
             End::Reschedule { .. } => self.single::<Reschedule>(ask).await,
         }
     }

@@ -22,12 +22,17 @@ use super::{
 
 static LOCK_LEASE: Sql = sql!("lock_lease", [INT8, TEXT]);
 static LOCK_LEASE_TO_END: Sql = sql!("lock_lease_to_end", [INT8, TEXT]);
+static LOCK_RECIPE: Sql = sql!("lock_recipe", [INT8, TEXT]);
+static LOCK_CHILDREN: Sql = sql!("lock_children", [INT8, TEXT]);
 static LOCK_WORKFLOW: Sql = sql!("lock_workflow", [INT8, TEXT]);
 
 /// What a call waits for that leaves the lease in place.
 pub(super) static LEASE: &[&Sql] = &[&LOCK_LEASE];
 /// What a call waits for that ends the lease for good.
 pub(super) static LEASE_TO_END: &[&Sql] = &[&LOCK_LEASE_TO_END];
+/// The same, and whoever may bring what a recipe is about to wait for.
+pub(super) static WORKFLOW_LEASE_AND_RECIPE: &[&Sql] =
+    &[&LOCK_WORKFLOW, &LOCK_LEASE_TO_END, &LOCK_RECIPE, &LOCK_CHILDREN];
 /// What a call waits for that ends the lease, and may let the job wait again: that depends on its workflow.
 pub(super) static WORKFLOW_AND_LEASE: &[&Sql] = &[&LOCK_WORKFLOW, &LOCK_LEASE_TO_END];
 

@@ -41,15 +41,3 @@ pub fn check(spec: &RecipeSpec) -> Result<(), InvalidDefinition> {
     }
     Ok(())
 }
-
-/// Only an object, or nothing yet, has room for the key `execution`.
-///
-/// # Errors
-/// [`InvalidDefinition`] for anything else.
-pub fn check_payload(text: &str) -> Result<(), InvalidDefinition> {
-    let text = text.trim_start();
-    if text.starts_with('{') || text.trim_end() == "null" {
-        return Ok(());
-    }
-    Err(InvalidDefinition::new("payload", "of a recipe must be a JSON object, or null"))
-}

@@ -5,6 +5,8 @@
 //! statement that checks the lease; (job, path, sort of event, reopening) names it, so that a repeat needs no command
 //! id: the same content answers *recorded*, another content *conflict*, and what was recorded first stands.
 
+mod log;
+
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -19,8 +21,6 @@ use crate::{
 /// JSON exactly as it was written: big numbers, the order of keys and white space included.
 pub type JsonText = Arc<str>;
 
-/// The most bytes of one value: a result, a directive, what comes with a signal, a client payload.
-pub const MAX_VALUE_BYTES: usize = 1 << 20;
 /// The most events of a job's log.
 pub const MAX_LOG_EVENTS: i64 = 50_000;
 /// The most bytes of a job's log, all events together.

@@ -14,7 +14,7 @@ use crate::{
         CommandId, ContainerId, Epoch, Failure, JobDefinition, JobId, JobState, Namespace, NewJob, NodeId,
         ProcessId, RetryPolicy, WorkerId,
     },
-    ports::{LeaseStore, LogStream},
+    ports::{LeaseStore, LogStream, recipe::RecipeStore},
 };
 
 /// A workflow as a test defines it.
@@ -213,6 +213,15 @@ pub struct StoredLog {
 pub trait StoreHarness: Send + Sync {
     /// The store itself.
     fn store(&self) -> Arc<dyn LeaseStore>;
+
+    /// The same store, as recipes see it.
+    fn recipes(&self) -> Arc<dyn RecipeStore>;
+
+    /// Makes the log of a RECIPE job count so many events and bytes more than are in it.
+    async fn pretend_log(&self, job: JobId, events: i64, bytes: i64);
+
+    /// Makes a QUEUED job due so much earlier.
+    async fn age_queued(&self, job: JobId, by: Duration);
 
     /// Accepts a job.
     async fn submit(&self, job: &NewJob) -> JobId;

@@ -6,6 +6,9 @@
 --            $15 tokens, one for each job that may be granted   $16 the request that each token is for
 -- Listed:    $17 jobs, $18 generations, $19 dispatch attempts as believed   $20 tokens   $21 requests
 -- $22 whether a CONTAINER job may be among them
+-- RECIPE, open: versions known, from and to: $23, $24 of the language, $25, $26 of the payload's key `execution`;
+--               what the worker has: $27 cpu  $28 memory  $29 storage  $30 os  $31 architecture  $32 variant  $33 image
+--               $34 image digest
 with routes as materialized (
     select u.kind::leasehold.job_kind as kind, u.route, u.task, u.from_rank, u.from_due, u.from_job, u.n
     from unnest($9::text[], $10::text[], $11::text[], $12::smallint[], $13::timestamptz[], $14::bigint[])
@@ -59,6 +62,19 @@ with routes as materialized (
                   select from leasehold.workflows w
                   where w.namespace = r.namespace and w.name = r.workflow and w.state = 'ACTIVE'
                     and w.generation = r.generation))
+              and (u.kind <> 'RECIPE' or exists (
+                  select from leasehold.recipes p
+                  where p.job_id = r.job_id and p.language between $23 and $24
+                    and (p.execution_version is null or p.execution_version between $25 and $26)
+                    and ((p.cpu_millis is null or p.cpu_millis <= $27)
+                         and (p.memory_bytes is null or p.memory_bytes <= $28)
+                         and (p.ephemeral_storage_bytes is null or p.ephemeral_storage_bytes <= $29)
+                         and (p.os is null or p.os = $30 and p.architecture = $31
+                                              and (p.variant is null or p.variant = $32))
+                         and (p.image_reference is null or p.image_reference = $33)
+                         and (p.image_digest is null or p.image_digest = $34)
+                         or p.hint_epoch is distinct from r.epoch
+                            and r.due_at <= clock_timestamp() - interval '5 seconds')))
             order by r.rank, r.due_at, r.job_id
             limit case when u.kind = 'CONTAINER' then least((select w.open from wanted w), (select count(*) from free))
                        else (select w.open from wanted w) end
@@ -81,6 +97,21 @@ with routes as materialized (
               select from leasehold.workflows w
               where w.namespace = r.namespace and w.name = r.workflow and w.state = 'ACTIVE'
                 and w.generation = r.generation))
+          -- A recipe whose published needs the worker does not fit is left to others: for good while the hint is exact,
+          -- else for 5 s. (Its row beside was written no later than the row here.)
+          and (u.kind <> 'RECIPE' or exists (
+              select from leasehold.recipes p
+              where p.job_id = r.job_id and p.language between $23 and $24
+                and (p.execution_version is null or p.execution_version between $25 and $26)
+                and ((p.cpu_millis is null or p.cpu_millis <= $27)
+                     and (p.memory_bytes is null or p.memory_bytes <= $28)
+                     and (p.ephemeral_storage_bytes is null or p.ephemeral_storage_bytes <= $29)
+                     and (p.os is null or p.os = $30 and p.architecture = $31
+                                          and (p.variant is null or p.variant = $32))
+                     and (p.image_reference is null or p.image_reference = $33)
+                     and (p.image_digest is null or p.image_digest = $34)
+                     or p.hint_epoch is distinct from r.epoch
+                        and r.due_at <= clock_timestamp() - interval '5 seconds')))
         order by r.rank, r.due_at, r.job_id
         limit case when u.kind = 'CONTAINER' then least(u.share, (select count(*) from free)) else u.share end
         for update skip locked

@@ -14,6 +14,8 @@ with was as (
     update leasehold.jobs j set generation = now.generation_now
     from now
     where j.job_id = now.job_id and j.namespace = $1 and j.generation <> now.generation_now
+), beside as (
+    update leasehold.recipes r set handoffs = 0, refusals = 0 where r.job_id = any (array(select was.job_id from was))
 ), queued as (
     insert into leasehold.ready (job_id, namespace, due_at, kind, route, workflow, overlap_limit, rank, generation,
         dispatch_attempt, attempt, epoch)

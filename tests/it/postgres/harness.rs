@@ -23,7 +23,7 @@ use leasehold::{
             CommandId, ContainerId, Epoch, Failure, FailureKind, JobId, JobState, Namespace, NewJob, NodeId,
             ProcessId, WorkerId,
         },
-        ports::{EngineInfo, LeaseStore, LogStream},
+        ports::{EngineInfo, LeaseStore, LogStream, recipe::RecipeStore},
     },
     submission::document::{Overlap, WorkflowDocument},
 };
@@ -116,6 +116,26 @@ impl PgHarness {
 impl StoreHarness for PgHarness {
     fn store(&self) -> Arc<dyn LeaseStore> {
         Arc::new(self.store.clone())
+    }
+
+    fn recipes(&self) -> Arc<dyn RecipeStore> {
+        Arc::new(self.store.clone())
+    }
+
+    async fn pretend_log(&self, job: JobId, events: i64, bytes: i64) {
+        self.write(
+            "update leasehold.recipes set events = events + $2, bytes = bytes + $3 where job_id = $1",
+            &[&job.0, &events, &bytes],
+        )
+        .await;
+    }
+
+    async fn age_queued(&self, job: JobId, by: Duration) {
+        self.write(
+            "update leasehold.ready set due_at = due_at - $2 * interval '1 s' where job_id = $1",
+            &[&job.0, &by.as_secs_f64()],
+        )
+        .await;
     }
 
     async fn submit(&self, job: &NewJob) -> JobId {

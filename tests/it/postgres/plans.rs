@@ -17,13 +17,14 @@ use crate::support::{
 };
 
 /// The hot statements, each with the literals to plan it with.
-const STATEMENTS: [(&str, &str, &str); 18] = [
+const STATEMENTS: [(&str, &str, &str); 25] = [
     (
         "claim",
         include_str!("../../../src/postgres/sql/claim.sql"),
         "'default', array[gen_random_uuid()], '{w}', array[gen_random_uuid()], '{30000}', '{h}', '{claim}', '{f}',
          '{HANDLER,CONTAINER}', '{work,\"\"}', '{\"\",\"\"}', '{-100,-100}', '{-infinity,-infinity}', '{0,0}',
-         array[gen_random_uuid()], '{1}', '{5}', '{1}', '{1}', array[gen_random_uuid()], '{1}', true",
+         array[gen_random_uuid()], '{1}', '{5}', '{1}', '{1}', array[gen_random_uuid()], '{1}', true,
+         1, 1, 1, 1, 1000, 1000, 1000, 'linux', 'amd64', null, null, null",
     ),
     (
         "recall_claim",
@@ -54,7 +55,8 @@ const STATEMENTS: [(&str, &str, &str); 18] = [
     (
         "reschedule",
         include_str!("../../../src/postgres/sql/reschedule.sql"),
-        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), gen_random_uuid(), 0, null, null, '1', 1",
+        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), gen_random_uuid(), 0, null, null, '1', 1, true, null, '{s}', '{1}', true,
+         true, null, null, null, null, null, null, null, null, null, 10",
     ),
     (
         "recall_end",
@@ -102,6 +104,35 @@ const STATEMENTS: [(&str, &str, &str); 18] = [
         include_str!("../../../src/postgres/sql/postpone_recovery.sql"),
         "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), 5000",
     ),
+    (
+        "record",
+        include_str!("../../../src/postgres/sql/record.sql"),
+        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), 'a', '\\x00', 'child_ended', 'op', 'h', 1, null, null,
+         null, null, null, null, null, null, 's', 1, 50000, 100000",
+    ),
+    (
+        "start_child",
+        include_str!("../../../src/postgres/sql/start_child.sql"),
+        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), 'a', '\\x00', true, 'HANDLER', '{\"handler\":\"work\"}',
+         null, null, null, null, null, null, null, null, 1, 50000, 100000",
+    ),
+    (
+        "recipe_events",
+        include_str!("../../../src/postgres/sql/recipe_events.sql"),
+        "'default', 1, 0, 500, 1000000",
+    ),
+    ("recipe_job", include_str!("../../../src/postgres/sql/recipe_job.sql"), "'default', 1"),
+    (
+        "refuse",
+        include_str!("../../../src/postgres/sql/refuse.sql"),
+        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), 'why'",
+    ),
+    (
+        "redeem",
+        include_str!("../../../src/postgres/sql/redeem.sql"),
+        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), gen_random_uuid(), gen_random_uuid(), 'h'",
+    ),
+    ("set_payload", include_str!("../../../src/postgres/sql/set_payload.sql"), "'default', 1, '{}', 1"),
     ("dispatch", include_str!("../../../src/postgres/sql/dispatch.sql"), "'default', 100"),
     ("prune_commands", include_str!("../../../src/postgres/sql/prune_commands.sql"), "100"),
 ];
@@ -111,7 +142,7 @@ const SESSION: &str = "set plan_cache_mode = force_generic_plan; set enable_seqs
                        set enable_mergejoin = off; set jit = off";
 
 /// Tables that grow. The others (fleet, workflows, nodes) hold a handful of rows.
-const GROWING: [&str; 10] = [
+const GROWING: [&str; 14] = [
     "jobs",
     "waiting",
     "ready",
@@ -122,6 +153,10 @@ const GROWING: [&str; 10] = [
     "job_logs",
     "job_progress",
     "idempotency_keys",
+    "recipes",
+    "recipe_events",
+    "signals",
+    "recipe_children",
 ];
 
 /// Fills every growing table.
@@ -154,7 +189,15 @@ const FILL: &str = "
     insert into leasehold.job_logs (job_id, epoch, stream, first_byte, namespace, data)
         select job_id, 1, 1, 0, 'default', '' from leasehold.jobs where job_id > 40000;
     insert into leasehold.job_progress (job_id, namespace, epoch, progress)
-        select job_id, 'default', 1, '1' from leasehold.jobs where job_id > 40000";
+        select job_id, 'default', 1, '1' from leasehold.jobs where job_id > 40000;
+    insert into leasehold.recipes (job_id, namespace, language)
+        select job_id, 'default', 1 from leasehold.jobs where job_id > 40000;
+    insert into leasehold.recipe_events (job_id, ordinal, namespace, path, path_hash, sort, era, epoch, bytes)
+        select job_id, 1, 'default', 'a', sha256('a'), 'timer_fired', 0, 1, 1 from leasehold.jobs where job_id > 40000;
+    insert into leasehold.signals (job_id, namespace, name, data)
+        select job_id, 'default', 's', '1' from leasehold.jobs where job_id > 40000;
+    insert into leasehold.recipe_children (job_id, namespace, parent_id, path, cancel_with_parent)
+        select job_id, 'default', job_id - 10000, 'a', true from leasehold.jobs where job_id > 50000";
 
 /// Every scan of a whole table in a plan.
 fn whole_table_scans(plan: &Value, found: &mut Vec<String>) {

@@ -5,11 +5,14 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     domain::{
         CommandId, ContainerId, ContainerSpec, Failure, FailureKind, JobDefinition, JobId, JobState,
-        Namespace, NewJob, ProcessId, RetryPolicy, Route, WorkerId,
+        LeaseToken, Namespace, NewJob, ProcessId, RawJson, RecipeSpec, RetryPolicy, Route, WorkerId,
     },
     ports::{
         Attach, Authority, ClaimRejection, Claimant, DispatchedJob, End, Ended, Grant, LeaseStore,
         ListedAnswer, ListedClaim, OpenClaim, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
+        recipe::{
+            Event, NewEvent, NewSignal, RecipeJob, RecipeStore, Recorded, Redeemed, Refusal, SignalAnswer,
+        },
     },
     testing::harness::{JobView, StoreHarness, TestNode},
 };
@@ -23,6 +26,7 @@ pub(super) const LAG: Duration = Duration::from_secs(20);
 pub(super) struct Bench<'a> {
     pub(super) harness: &'a dyn StoreHarness,
     pub(super) store: Arc<dyn LeaseStore>,
+    pub(super) recipes: Arc<dyn RecipeStore>,
     pub(super) namespace: Namespace,
     pub(super) owner: Claimant,
     /// Another process, which takes over.
@@ -33,7 +37,7 @@ impl<'a> Bench<'a> {
     pub(super) fn new(harness: &'a dyn StoreHarness) -> Self {
         let namespace = Namespace::default();
         let (owner, rescuer) = (claimant(&namespace, "worker-a"), claimant(&namespace, "worker-b"));
-        Self { harness, store: harness.store(), namespace, owner, rescuer }
+        Self { harness, store: harness.store(), recipes: harness.recipes(), namespace, owner, rescuer }
     }
 
     // -- jobs -----------------------------------------------------------------------------------------
@@ -57,6 +61,10 @@ impl<'a> Bench<'a> {
 
     pub(super) async fn queued_container(&self) -> JobId {
         self.submit(|job| job.definition = Some(container())).await
+    }
+
+    pub(super) async fn queued_recipe(&self) -> JobId {
+        self.submit(|job| job.definition = Some(recipe())).await
     }
 
     pub(super) async fn run_of(&self, workflow: &str) -> JobId {
@@ -164,6 +172,11 @@ impl<'a> Bench<'a> {
         self.claim(self.queued().await).await
     }
 
+    /// A fresh RECIPE job, claimed.
+    pub(super) async fn held_recipe(&self) -> Grant {
+        self.claim(self.queued_recipe().await).await
+    }
+
     /// A fresh CONTAINER job, claimed, on a node of its own.
     pub(super) async fn held_container(&self, node: &str) -> Grant {
         self.node(node, 2).await;
@@ -215,6 +228,35 @@ impl<'a> Bench<'a> {
     }
 }
 
+// -- recipes ------------------------------------------------------------------------------------------
+impl Bench<'_> {
+    pub(super) async fn record(&self, grant: &Grant, path: &str, event: &NewEvent) -> Recorded {
+        self.recipes.record(&grant.authority, path, event).await.expect("the store answers")
+    }
+
+    pub(super) async fn events(&self, grant: &Grant) -> Vec<Event> {
+        self.recipes.events(&self.namespace, grant.authority.job, 0).await.expect("the store answers")
+    }
+
+    pub(super) async fn recipe(&self, grant: &Grant) -> RecipeJob {
+        let job = self.recipes.recipe_job(&self.namespace, grant.authority.job).await;
+        job.expect("the store answers").expect("it is a recipe")
+    }
+
+    pub(super) async fn send(&self, job: JobId, signal: &NewSignal) -> SignalAnswer {
+        self.recipes.send_signal(&self.namespace, job, signal).await.expect("the store answers")
+    }
+
+    pub(super) async fn refuse(&self, grant: &Grant) -> Refusal {
+        let answer = self.recipes.refuse(&grant.authority, "`execution` cannot be read").await;
+        answer.expect("the store answers")
+    }
+
+    pub(super) async fn redeem(&self, grant: &Grant, command: CommandId, token: &LeaseToken) -> Redeemed {
+        self.recipes.redeem(&grant.authority, command, token).await.expect("the store answers")
+    }
+}
+
 pub(super) fn claimant(namespace: &Namespace, worker: &str) -> Claimant {
     Claimant {
         namespace: namespace.clone(),
@@ -225,6 +267,19 @@ pub(super) fn claimant(namespace: &Namespace, worker: &str) -> Claimant {
 
 pub(super) fn container() -> JobDefinition {
     JobDefinition::Container(ContainerSpec { image: "busybox".to_owned(), ..ContainerSpec::default() })
+}
+
+pub(super) fn recipe() -> JobDefinition {
+    let json = |text: &str| RawJson::new(text).expect("valid JSON");
+    JobDefinition::Recipe(RecipeSpec {
+        recipe: "process".to_owned(),
+        job_type: RecipeSpec::DEFAULT_JOB_TYPE.to_owned(),
+        language: 1,
+        digest: "0".repeat(64),
+        bundle: json(r#"{"root": {"id":  "process"}}"#),
+        inputs: json(r#"{"n": 1.50}"#),
+        require: json("{}"),
+    })
 }
 
 pub(super) fn id(container: &str) -> ContainerId {

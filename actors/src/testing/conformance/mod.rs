@@ -25,13 +25,18 @@ pub mod claiming;
 pub mod dispatching;
 pub mod ending;
 pub mod generations;
+pub mod handing;
+pub mod hinting;
 pub mod losing;
 pub mod overlapping;
+pub mod parenting;
 pub mod placement;
+pub mod recording;
 pub mod recovering;
 pub mod renewal;
 pub mod replay;
 pub mod retaking;
+pub mod waking;
 
 /// Calls a macro with every case of the suite, by module.
 #[macro_export]
@@ -211,6 +216,48 @@ macro_rules! conformance_cases {
                 a_postponed_recovery_waits_for_its_time,
                 a_postponed_recovery_delays_no_other,
                 only_the_holder_postpones_a_recovery,
+            ];
+            recording: [
+                events_are_one_sequence_without_gaps,
+                a_repeated_record_answers_what_stands,
+                only_the_holder_records,
+                concurrent_records_take_turns,
+                a_timer_keeps_its_first_deadline,
+                a_full_log_takes_nothing_more,
+                what_cannot_be_kept_is_refused,
+            ];
+            waking: [
+                signals_are_taken_in_order,
+                a_signal_with_a_key_is_sent_once,
+                a_signal_wakes_who_waits_for_it,
+                what_has_come_already_is_not_waited_for,
+                no_signal_is_slept_through,
+                a_waiting_recipe_can_be_cancelled,
+            ];
+            parenting: [
+                a_child_is_started_once,
+                a_child_that_cannot_be_is_refused,
+                the_end_of_a_child_is_recorded,
+                every_end_of_a_child_wakes_its_parent,
+                no_end_of_a_child_is_slept_through,
+                children_are_cancelled_with_their_parent,
+                a_child_of_its_own_serial_workflow_is_refused,
+            ];
+            hinting: [
+                an_exact_hint_keeps_a_job_for_those_that_fit,
+                every_need_is_compared_with_its_fact,
+                a_stale_hint_keeps_nobody_off_for_long,
+                without_needs_a_recipe_is_anybody_s,
+                an_unknown_version_is_not_claimed,
+                the_tenth_handoff_in_a_row_fails,
+                a_conflict_publishes_nothing,
+            ];
+            handing: [
+                a_recipe_s_own_failure_is_final,
+                refusals_are_counted_in_a_row,
+                a_redeemed_lease_has_one_holder,
+                concurrent_redemptions_agree,
+                a_payload_is_changed_against_its_revision,
             ];
             authority: [
                 a_stranger_changes_nothing,

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     domain::{Epoch, JobId, Namespace, NewJob, NodeId},
-    ports::LeaseStore,
+    ports::{LeaseStore, recipe::RecipeStore},
     testing::harness::{
         CancelAnswer, HistoryView, JobView, StoreHarness, StoredLog, TestNode, TestWorkflow, WorkflowChange,
         WorkflowState,
@@ -137,6 +137,23 @@ impl MemoryStore {
 impl StoreHarness for MemoryStore {
     fn store(&self) -> Arc<dyn LeaseStore> {
         self.port()
+    }
+
+    fn recipes(&self) -> Arc<dyn RecipeStore> {
+        Arc::new(self.clone())
+    }
+
+    async fn pretend_log(&self, job: JobId, events: i64, bytes: i64) {
+        let mut world = self.world();
+        world.recipes.get_mut(&job).expect("the test names a recipe").pretended = (events, bytes);
+    }
+
+    async fn age_queued(&self, job: JobId, by: Duration) {
+        let mut world = self.world();
+        match world.rows.get_mut(&job).map(|row| &mut row.place) {
+            Some(Place::Ready(ready)) => ready.due_at -= delta(by),
+            other => panic!("{job} is no QUEUED job: {other:?}"),
+        }
     }
 
     async fn submit(&self, job: &NewJob) -> JobId {

@@ -1,7 +1,6 @@
 //! The calls of [`RecipeStore`]: reading, refusals, redemption, signals and payloads.
 
 use async_trait::async_trait;
-use serde::de::IgnoredAny;
 
 use super::{
     MemoryStore,
@@ -10,13 +9,13 @@ use super::{
     world::{Place, World, until},
 };
 use crate::{
-    domain::{CommandId, JobId, JobKind, LeaseToken, Namespace},
+    domain::{CommandId, JobId, JobKind, LeaseToken, Namespace, json},
     error::StoreError,
     ports::{
         Authority, PayloadUpdate,
         recipe::{
-            Event, MAX_VALUE_BYTES, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded,
-            Redeemed, Refusal, SignalAnswer, Wake,
+            Event, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded, Redeemed, Refusal,
+            SignalAnswer, Wake,
         },
     },
 };
@@ -68,7 +67,7 @@ impl RecipeStore for MemoryStore {
         job: JobId,
         signal: &NewSignal,
     ) -> Result<SignalAnswer, StoreError> {
-        check_json("send_signal", "the data", &signal.data)?;
+        check_json("send_signal", "data", &signal.data)?;
         Ok(self.world().send_signal(namespace, job, signal))
     }
 
@@ -78,7 +77,7 @@ impl RecipeStore for MemoryStore {
         job: JobId,
         update: &PayloadUpdate,
     ) -> Result<PayloadSet, StoreError> {
-        check_json("set_payload", "the payload", &update.value)?;
+        check_json("set_payload", "payload", &update.value)?;
         self.world().set_payload(namespace, job, update)
     }
 }
@@ -183,15 +182,6 @@ impl World {
     }
 }
 
-fn check_json(operation: &'static str, what: &str, text: &str) -> Result<(), StoreError> {
-    if text.len() > MAX_VALUE_BYTES {
-        return Err(refused(
-            operation,
-            format!("{what}: is {} bytes long; at most {MAX_VALUE_BYTES} are stored", text.len()),
-        ));
-    }
-    if serde_json::from_str::<IgnoredAny>(text).is_err() || text.contains('\0') {
-        return Err(refused(operation, format!("{what}: is not JSON")));
-    }
-    Ok(())
+fn check_json(operation: &'static str, field: &str, text: &str) -> Result<(), StoreError> {
+    json::check(field, text).map_err(|invalid| refused(operation, invalid.to_string()))
 }

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use serde::de::IgnoredAny;
-
 use super::{
     recipe::Child,
     refused,
@@ -15,10 +13,7 @@ use crate::{
     error::StoreError,
     ports::{
         Authority,
-        recipe::{
-            Event, EventBody, JsonText, MAX_LOG_BYTES, MAX_LOG_EVENTS, MAX_VALUE_BYTES, NewEvent, Recorded,
-            TaskOutcome,
-        },
+        recipe::{Event, EventBody, MAX_LOG_BYTES, MAX_LOG_EVENTS, NewEvent, Recorded},
     },
 };
 
@@ -29,7 +24,7 @@ impl World {
         path: &str,
         event: &NewEvent,
     ) -> Result<Recorded, StoreError> {
-        check(path, event)?;
+        event.check(path).map_err(|reason| refused("record", reason))?;
         if self.live(authority).is_none() {
             return Ok(Recorded::NotLive);
         }
@@ -38,11 +33,10 @@ impl World {
             return Err(refused("record", "the job is no recipe"));
         };
         let era = era(&recipe.events);
-        let standing =
-            recipe.events[era..].iter().find(|e| e.path == path && sort(&e.body) == sort_of(event));
+        let standing = recipe.events[era..].iter().find(|e| e.path == path && e.body.sort() == event.sort());
         if let Some(standing) = standing {
             let standing = Box::new(standing.clone());
-            return Ok(if is_the_same(&standing.body, event) {
+            return Ok(if standing.body.says(event) {
                 Recorded::Recorded(standing)
             } else {
                 Recorded::Conflict(standing)
@@ -93,7 +87,7 @@ impl World {
                 _ => return Ok(not_begun("no child was started at this path")),
             },
         };
-        let size = path.len() + size(&body);
+        let size = path.len() + body.bytes();
         if let Some(full) = full(events, bytes, size) {
             return Ok(full);
         }
@@ -191,91 +185,4 @@ fn full(events: i64, bytes: i64, size: usize) -> Option<Recorded> {
 /// Where the present era begins: behind the last reopening.
 fn era(events: &[Event]) -> usize {
     events.iter().rposition(|e| matches!(e.body, EventBody::Reopened)).map_or(0, |at| at + 1)
-}
-
-/// What cannot be stored at all is refused before anything else.
-fn check(path: &str, event: &NewEvent) -> Result<(), StoreError> {
-    let json = |what: &str, text: &JsonText| {
-        if text.len() > MAX_VALUE_BYTES {
-            return Err(refused(
-                "record",
-                format!("{what} is {} bytes long; at most {MAX_VALUE_BYTES} are stored", text.len()),
-            ));
-        }
-        if serde_json::from_str::<IgnoredAny>(text).is_err() {
-            return Err(refused("record", format!("{what} is not JSON")));
-        }
-        Ok(())
-    };
-    if path.contains('\0') {
-        return Err(refused("record", "the path contains NUL"));
-    }
-    if let NewEvent::Task { outcome, directive, .. } = event {
-        if let TaskOutcome::Succeeded { output } = outcome {
-            json("the result", output)?;
-        }
-        if let Some(directive) = directive {
-            json("the directive", directive)?;
-        }
-    }
-    Ok(())
-}
-
-fn sort(body: &EventBody) -> &'static str {
-    match body {
-        EventBody::Task { .. } => "task",
-        EventBody::TimerSet { .. } => "timer_set",
-        EventBody::TimerFired => "timer_fired",
-        EventBody::Signal { .. } => "signal",
-        EventBody::ChildStarted { .. } => "child_started",
-        EventBody::ChildEnded { .. } => "child_ended",
-        EventBody::Reopened => "reopened",
-    }
-}
-
-fn sort_of(event: &NewEvent) -> &'static str {
-    match event {
-        NewEvent::Task { .. } => "task",
-        NewEvent::TimerSet { .. } => "timer_set",
-        NewEvent::TimerFired => "timer_fired",
-        NewEvent::TakeSignal { .. } => "signal",
-        NewEvent::StartChild { .. } => "child_started",
-        NewEvent::ChildEnded => "child_ended",
-    }
-}
-
-/// Whether an event of the same sort at the same path says what was to be said.
-fn is_the_same(standing: &EventBody, event: &NewEvent) -> bool {
-    match (standing, event) {
-        (
-            EventBody::Task { op, input_hash, attempt, outcome, directive },
-            NewEvent::Task { op: o, input_hash: i, attempt: a, outcome: c, directive: d },
-        ) => op == o && input_hash == i && attempt == a && outcome == c && directive == d,
-        (EventBody::Signal { name, .. }, NewEvent::TakeSignal { name: wanted }) => name == wanted,
-        // The first deadline stands; a child's request is named by its idempotency key.
-        _ => true,
-    }
-}
-
-/// How much of the log an event takes, beside its path.
-fn size(body: &EventBody) -> usize {
-    match body {
-        EventBody::Task { op, input_hash, outcome, directive, .. } => {
-            let outcome = match outcome {
-                TaskOutcome::Succeeded { output } => output.len(),
-                TaskOutcome::Failed(failure) => failure.code.len() + failure.message.len(),
-                TaskOutcome::Canceled => 0,
-            };
-            op.len() + input_hash.len() + outcome + directive.as_ref().map_or(0, |d| d.len())
-        }
-        EventBody::Signal { name, data, .. } => name.len() + data.len(),
-        EventBody::ChildEnded { output, failure, .. } => {
-            output.as_ref().map_or(0, |o| o.len())
-                + failure.as_ref().map_or(0, |f| f.code.len() + f.message.len())
-        }
-        EventBody::TimerSet { .. }
-        | EventBody::TimerFired
-        | EventBody::ChildStarted { .. }
-        | EventBody::Reopened => 0,
-    }
 }
