@@ -53,6 +53,7 @@ pub mod submit;
 pub(crate) mod tls;
 mod transaction;
 mod why;
+mod why_recipe;
 pub mod workers;
 pub mod workflow;
 mod workflow_change;

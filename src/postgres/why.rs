@@ -10,6 +10,7 @@ use super::{
     PgStore,
     row::Columns,
     sql_file::{Sql, sql},
+    why_recipe::Beside,
     workflow::WorkflowState,
 };
 use crate::submission::AD_HOC;
@@ -60,6 +61,7 @@ struct Facts {
     serving: i64,
     free_permits: i64,
     ahead: i64,
+    recipe: Option<Beside>,
 }
 
 /// How the latest lease ended.
@@ -112,6 +114,7 @@ impl Facts {
             serving: columns.get("serving")?,
             free_permits: columns.get("free_permits")?,
             ahead: columns.get("ahead")?,
+            recipe: Beside::read(columns)?,
         })
     }
 
@@ -149,6 +152,10 @@ impl Facts {
                  `server` or `dev`",
                 time(self.due_at)
             );
+        }
+        let until = self.due_at.map(|at| time(Some(at)));
+        if let Some(waits) = self.recipe.as_ref().and_then(|recipe| recipe.waits_for(until)) {
+            return waits;
         }
         let when = time(self.due_at);
         match &self.last {
@@ -200,6 +207,9 @@ impl Facts {
                     plural(self.usable_nodes, "usable runtime node")
                 );
             }
+        }
+        if let Some(needs) = self.recipe.as_ref().and_then(Beside::needs) {
+            return needs;
         }
         let ahead = match self.ahead {
             0 => "it is the next of its kind".to_owned(),

@@ -30,7 +30,7 @@ with held as materialized (
         select case when r.handoff_at = r.events then r.handoffs else 0 end as before
     ) b
     cross join lateral (
-        select b.before + 1 as handoffs, d.declined || case when $18 is null or $18 = any (d.declined) then '{}' else array[$18] end as declined
+        select b.before + 1 as handoffs, d.declined || case when $18::text is null or $18 = any (d.declined) then '{}' else array[$18::text] end as declined
         from (select case when b.before = 0 then '{}' else r.declined end as declined) d
     ) n
 ), decided as materialized (

@@ -18,7 +18,11 @@ select s.state, s.kind::text, s.route, s.workflow, s.generation, s.attempt, s.pr
             select 1 from leasehold.ready a join leasehold.ready me on me.job_id = $2
             where a.namespace = $1 and a.kind = me.kind and a.route = me.route and a.task = me.task
               and (a.rank, a.due_at, a.job_id) < (me.rank, me.due_at, me.job_id)
-            limit 10000) ahead) as ahead
+            limit 10000) ahead) as ahead,
+       p.language, p.execution_version, p.wake_epoch = s.epoch as waits, p.wake_signals, p.wake_children,
+       p.published_at is not null as published, p.hint_epoch = s.epoch as exact, p.cpu_millis, p.memory_bytes,
+       p.ephemeral_storage_bytes, p.os, p.architecture, p.variant, p.image_reference, p.image_digest, p.declined,
+       p.refusals, p.refusal
 from leasehold.job_states s
 cross join (select clock_timestamp() as clock) now
 cross join lateral (
@@ -37,6 +41,7 @@ left join lateral (
     select l.cleanup_pending_since, l.recovery_not_before from leasehold.leases l
     where l.job_id = s.job_id and l.cleanup_pending_since is not null and l.recovery_not_before > '-infinity'
 ) cleanup on true
+left join leasehold.recipes p on p.job_id = s.job_id
 left join leasehold.workflows w on w.namespace = s.namespace and w.name = s.workflow
 left join lateral (
     select h.how, h.failure_kind, h.failure_code from leasehold.lease_history h
