@@ -197,21 +197,23 @@ language plpgsql as $$
 declare
     c record;
 begin
+    -- One question, since almost every end is that of a job without parent or children.
     for c in
-        select k.parent_id, k.job_id from leasehold.recipe_children k
-        where k.job_id = any (array(select e.job_id from fresh e)) order by k.job_id
-        for no key update
-    loop
-        perform leasehold.wake_recipe(c.parent_id, null, c.job_id);
-    end loop;
-    for c in
-        select k.job_id from leasehold.recipe_children k
-        where k.parent_id = any (array(
-                  select e.job_id from fresh e where e.kind = 'RECIPE' and e.state <> 'COMPLETED'))
+        select k.parent_id, k.job_id, false as cancel from leasehold.recipe_children k
+        where k.job_id = any (array(select e.job_id from fresh e))
+        union all
+        select null, k.job_id, true from leasehold.recipe_children k
+        where k.parent_id = any (array(select e.job_id from fresh e where e.kind = 'RECIPE' and e.state <> 'COMPLETED'))
           and k.cancel_with_parent
-        order by k.job_id
+        order by 3, 2
     loop
-        perform leasehold.cancel_child(c.job_id);
+        if c.cancel then
+            perform leasehold.cancel_child(c.job_id);
+        else
+            -- Whoever is about to wait for it holds this row.
+            perform from leasehold.recipe_children k where k.job_id = c.job_id for no key update;
+            perform leasehold.wake_recipe(c.parent_id, null, c.job_id);
+        end if;
     end loop;
     return null;
 end $$;

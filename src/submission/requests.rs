@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, TimeZone as _, Utc};
-use leasehold_actors::domain::{ContainerSpec, HeartbeatSpec, JobDefinition, NewJob, OnOrphan, RetryPolicy};
+use leasehold_actors::domain::{ContainerSpec, HeartbeatSpec, JobDefinition, NewJob, OnOrphan, RawJson, RecipeSpec, RetryPolicy};
 
 pub fn container(change: impl FnOnce(&mut ContainerSpec)) -> NewJob {
     let mut spec = ContainerSpec { image: "busybox".to_owned(), ..ContainerSpec::default() };
@@ -25,6 +25,25 @@ pub fn handler(change: impl FnOnce(&mut NewJob)) -> NewJob {
     job
 }
 
+pub fn recipe(change: impl FnOnce(&mut RecipeSpec)) -> NewJob {
+    let mut spec = RecipeSpec {
+        recipe: "process".to_owned(),
+        job_type: "recipe".to_owned(),
+        language: 1,
+        digest: "0123456789abcdef".repeat(4),
+        bundle: RawJson::default(),
+        inputs: RawJson::new(r#"{"b": 1.50, "a": []}"#).expect("valid JSON"),
+        require: RawJson::default(),
+    };
+    change(&mut spec);
+    NewJob::ad_hoc(JobDefinition::Recipe(spec))
+}
+
+fn with_payload(mut job: NewJob, payload: &str) -> NewJob {
+    job.payload = payload.to_owned();
+    job
+}
+
 pub fn env(name: &str, value: String) -> BTreeMap<String, String> {
     BTreeMap::from([(name.to_owned(), value)])
 }
@@ -32,6 +51,9 @@ pub fn env(name: &str, value: String) -> BTreeMap<String, String> {
 pub fn good() -> Vec<NewJob> {
     vec![
         container(|_| {}),
+        recipe(|_| {}),
+        recipe(|r| r.job_type = "тип".to_owned()),
+        with_payload(recipe(|_| {}), r#" {"mine": 12345678901234567890} "#),
         container(|c| {
             c.memory_bytes = Some(6 << 20);
             c.cpu_millis = Some(10);
@@ -126,6 +148,24 @@ pub fn bad() -> Vec<(NewJob, &'static str)> {
         (probe(|h| h.timeout_ms = 86_400_000), "timeout_ms"),
         (handler(|j| j.definition = Some(JobDefinition::Handler { name: "a\x07".to_owned() })), "handler"),
         (handler(|j| j.definition = None), "definition"),
+        (recipe(|r| r.recipe = String::new()), "recipe"),
+        (recipe(|r| r.job_type = "a\nb".to_owned()), "job_type"),
+        (recipe(|r| r.language = 0), "language"),
+        (recipe(|r| r.language = 4_000_000_000), "language"),
+        (recipe(|r| r.digest = "0123".to_owned()), "digest"),
+        (recipe(|r| r.digest = "0123456789ABCDEF".repeat(4)), "digest"),
+        (recipe(|r| r.bundle = RawJson::new("[]").expect("valid JSON")), "bundle"),
+        (recipe(|r| r.inputs = RawJson::new("7").expect("valid JSON")), "inputs"),
+        (recipe(|r| r.require = RawJson::new("null").expect("valid JSON")), "require"),
+        (
+            recipe(|r| {
+                let long = format!("{{\"x\":\"{}\"}}", "y".repeat(262_144));
+                r.bundle = RawJson::new(long).expect("valid JSON");
+            }),
+            "bundle",
+        ),
+        (with_payload(recipe(|_| {}), "[]"), "payload"),
+        (with_payload(recipe(|_| {}), "7"), "payload"),
         (handler(|j| j.workflow = Some("nightly".to_owned())), "definition"),
         (NewJob::of_workflow("a\nb"), "workflow"),
         (handler(|j| j.payload = "{".to_owned()), "payload"),

@@ -293,6 +293,41 @@ const FORGERIES: &[Forgery] = &[
         HANDLER,
         "has output of epoch 9, which was never granted",
     ),
+    (
+        "insert into leasehold.recipe_events (job_id, ordinal, namespace, path, path_hash, sort, era, epoch, bytes)
+         values (2, 1, 'default', 'a', sha256('a'), 'timer_fired', 0, 1, 1)",
+        &["events"],
+        HANDLER,
+        "has events, and is no recipe",
+    ),
+    (
+        "insert into leasehold.recipes (job_id, namespace, language, events, bytes) values (2, 'default', 1, 2, 2);
+         insert into leasehold.recipe_events (job_id, ordinal, namespace, path, path_hash, sort, era, epoch, bytes)
+         values (2, 1, 'default', 'a', sha256('a'), 'task', 0, 1, 1), (2, 3, 'default', 'b', sha256('b'), 'task', 0, 1, 1)",
+        &["events"],
+        HANDLER,
+        "the log of 2 events ends at ordinal 3",
+    ),
+    (
+        "insert into leasehold.recipes (job_id, namespace, language, events) values (2, 'default', 1, 3)",
+        &["events"],
+        HANDLER,
+        "3 events are counted, and 0 are in the log",
+    ),
+    (
+        "insert into leasehold.signals (job_id, namespace, name, data) values (2, 'default', 'go', '1')",
+        &["signals"],
+        HANDLER,
+        "belongs to no recipe",
+    ),
+    (
+        "insert into leasehold.recipes (job_id, namespace, language, wake_epoch, wake_signals) values (9, 'default', 1, 0, '{go}');
+         insert into leasehold.signals (job_id, namespace, name, data, sent_at)
+         values (9, 'default', 'go', '1', now() - interval '1 minute')",
+        &["asleep"],
+        LATER,
+        "waits for what has come already",
+    ),
     ("delete from leasehold.lease_history where job_id = 7", &["grants", "epochs"], RETRYING, "left no trace"),
     ("update leasehold.workflows set generation = 2", &["generations"], BLOCKED, "is of generation 1 of workflow turns, which is at 2"),
     ("update leasehold.workflows set state = 'TERMINATED'", &["generations"], BLOCKED, "its workflow turns is terminated"),

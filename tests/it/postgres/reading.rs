@@ -1,6 +1,6 @@
 //! Listings, the story of a job, its output, and the doctor.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use leasehold::{
     config::DatabaseSettings,
@@ -9,10 +9,22 @@ use leasehold::{
         doctor::{Check, CheckStatus, diagnose},
         read::JobFilter,
     },
-    protocol::domain::{JobId, JobKind, JobState, Namespace, NewJob},
+    protocol::{
+        domain::{
+            CommandId, JobDefinition, JobId, JobKind, JobState, Namespace, NewJob, RawJson, RecipeSpec, Route,
+        },
+        ports::{
+            End, Ended, LeaseStore as _, OpenClaim,
+            recipe::{Hint, NewSignal, Publication, RecipeStore as _, SignalAnswer, Wake},
+        },
+    },
 };
 
-use crate::support::{database::TestDatabase, rows};
+use crate::support::{
+    database::TestDatabase,
+    jobs::{claimant, open},
+    rows,
+};
 
 fn namespace() -> Namespace {
     Namespace::default()
@@ -229,6 +241,53 @@ async fn why_says_in_one_sentence_what_a_job_waits_for() {
         .unwrap();
     assert!(why(later).await.contains("has not been dispatched"), "{}", why(later).await);
     assert_eq!(store.why(&namespace(), JobId(99_999)).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn why_names_what_a_recipe_waits_for_and_what_it_needs() {
+    let db = TestDatabase::create().await;
+    let (store, owner) = (db.store().await, claimant("w1"));
+    let spec = RecipeSpec {
+        recipe: "process".to_owned(),
+        job_type: RecipeSpec::DEFAULT_JOB_TYPE.to_owned(),
+        language: 1,
+        digest: "0".repeat(64),
+        bundle: RawJson::default(),
+        inputs: RawJson::default(),
+        require: RawJson::default(),
+    };
+    let job = store.submit(&NewJob::ad_hoc(JobDefinition::Recipe(spec))).await.unwrap().job;
+    let client = db.client().await;
+    client
+        .execute(
+            "insert into leasehold.workers (namespace, worker_id, process_id, host, concurrency, status)
+             values ('default', 'w1', gen_random_uuid(), 'h', 1, '{}')",
+            &[],
+        )
+        .await
+        .unwrap();
+    let routes: Arc<[Route]> = Arc::from([Route::recipe("recipe", "")]);
+    let again = async |wake: Vec<Wake>, publish: Option<Publication>| {
+        let request = OpenClaim { routes: Arc::clone(&routes), ..open(&owner, 1) };
+        let grant = store.claim(&request).await.unwrap().grants.remove(0);
+        let end = End::Reschedule { route: None, delay: Duration::ZERO, payload: None, wake, publish };
+        let ended = store.end(&grant.authority, CommandId::generate(), &end).await.unwrap();
+        assert_eq!(ended, Ended::Rescheduled);
+        store.why(&namespace(), job).await.unwrap().expect("the job exists")
+    };
+    let why = again(vec![Wake::Signal("go".to_owned()), Wake::Child(job)], None).await;
+    assert!(why.ends_with(&format!("waits for the signal \"go\", or the end of job {job}")), "{why}");
+    let signal = NewSignal { name: "go".to_owned(), data: "1".to_owned(), key: None };
+    let answer = store.send_signal(&namespace(), job, &signal).await.unwrap();
+    assert!(matches!(answer, SignalAnswer::Stored { created: true, .. }), "{answer:?}");
+    assert_eq!(store.dispatch(&namespace(), 10).await.unwrap().moved, 1);
+    let hint = Hint { memory_bytes: Some(16 << 30), ..Hint::default() };
+    let declined_by = Some(r#"{"memory":"2Gi"}"#.into());
+    again(Vec::new(), Some(Publication { hint, handoff: true, declined_by })).await;
+    assert_eq!(store.dispatch(&namespace(), 10).await.unwrap().moved, 1);
+    let why = store.why(&namespace(), job).await.unwrap().expect("the job exists");
+    assert!(why.contains(r#"needs memory=16Gi, and it waits for a worker that has that"#), "{why}");
+    assert!(why.ends_with(r#"declined it: {"memory":"2Gi"}"#), "{why}");
 }
 
 fn find<'a>(checks: &'a [Check], name: &str) -> &'a Check {
