@@ -8,7 +8,7 @@
 //! | `lease_store` | the port: `impl LeaseStore for PgStore` |
 //! | `batch`, `protected`, `owners` | group commit; what a "no" is worth, and how it is asked again |
 //! | `claim`, `grant`, `marks`, `dispatch`, `renew`, `end`, `attach` | the verbs of the lease protocol |
-//! | `recipe`, `recipe_record` | what recipes ask beside their lease: `impl RecipeStore for PgStore` |
+//! | `recipe`, `recipe_record`, [`recipe_needs`] | what recipes ask beside their lease: `impl RecipeStore for PgStore`; and what people ask of their needs |
 //! | `recover`, `lookout` | expired leases: found, taken over, put off |
 //! | `row`, `transaction` | columns by name; several statements as one |
 //! | `outside` | the same verbs in a transaction of the caller's |
@@ -41,6 +41,7 @@ pub(crate) mod raw;
 pub mod read;
 mod read_jobs;
 mod recipe;
+pub mod recipe_needs;
 mod recipe_record;
 mod recover;
 mod renew;

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use chrono::{DateTime, TimeZone as _, Utc};
-use leasehold_actors::domain::{ContainerSpec, HeartbeatSpec, JobDefinition, NewJob, OnOrphan, RawJson, RecipeSpec, RetryPolicy};
+use leasehold_actors::domain::{
+    ContainerSpec, HeartbeatSpec, JobDefinition, NewJob, OnOrphan, RawJson, RecipeSpec, RetryPolicy,
+};
 
 pub fn container(change: impl FnOnce(&mut ContainerSpec)) -> NewJob {
     let mut spec = ContainerSpec { image: "busybox".to_owned(), ..ContainerSpec::default() };

@@ -404,7 +404,8 @@ async fn each_forged_defect_is_one_line_with_its_remedy() {
         let client = db.client().await;
         // However long the others took.
         let now = "update leasehold.workers set seen_at = now();
-                   update leasehold.leases set lease_expires_at = now() + interval '1 minute'";
+                   update leasehold.leases set lease_expires_at = now() + interval '1 minute';
+                   update leasehold.waiting set due_at = now() + interval '5 seconds' where blocked_by is not null";
         client.batch_execute(now).await.unwrap();
         client.batch_execute(forged).await.unwrap();
         let findings = audit::run(&client).await.unwrap();

@@ -288,6 +288,11 @@ async fn why_names_what_a_recipe_waits_for_and_what_it_needs() {
     let why = store.why(&namespace(), job).await.unwrap().expect("the job exists");
     assert!(why.contains(r#"needs memory=16Gi, and it waits for a worker that has that"#), "{why}");
     assert!(why.ends_with(r#"declined it: {"memory":"2Gi"}"#), "{why}");
+    let needs = store.recipe_needs(&namespace(), &[job, JobId(99_999)]).await.unwrap();
+    let published = needs[0].published.as_ref().expect("they were published");
+    assert_eq!((needs.len(), needs[0].job, needs[0].handoffs), (1, job, 1));
+    assert!(published.by_handoff && published.exact && published.hint.memory_bytes == Some(16 << 30));
+    assert_eq!(needs[0].require.as_deref(), Some("{}"));
 }
 
 fn find<'a>(checks: &'a [Check], name: &str) -> &'a Check {
