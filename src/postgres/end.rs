@@ -314,13 +314,15 @@ impl Verb for Reschedule {
                 Wake::At(_) | Wake::Child(_) => None,
             })
             .collect();
-        let children: Vec<i64> = wake
+        let mut children: Vec<i64> = wake
             .iter()
             .filter_map(|wake| match wake {
                 Wake::Child(job) => Some(job.0),
                 Wake::At(_) | Wake::Signal(_) => None,
             })
             .collect();
+        children.sort_unstable();
+        children.dedup();
         let nothing = Hint::default();
         let hint = publish.as_ref().map_or(&nothing, |publish| &publish.hint);
         let platform = hint.platform.as_ref();

@@ -49,9 +49,10 @@ with held as materialized (
                $13 <= h.ended_at
                or exists (select from leasehold.signals s
                           where s.job_id = h.job_id and s.taken is null and s.name = any ($14))
-               or exists (select from unnest($15::bigint[]) as c (job_id)
-                          where exists (select from leasehold.ended e where e.job_id = c.job_id)
-                             or not exists (select from leasehold.jobs j where j.job_id = c.job_id)) as has_come
+               or exists (select from leasehold.ended e where e.job_id = any ($15))
+               -- One that is no more does not end any more.
+               or (select count(*) from leasehold.jobs j where j.job_id = any ($15)) < cardinality($15::bigint[])
+               as has_come
     ) d
     -- A payload that changed meanwhile refuses the whole step, unless the job ends anyway.
     where d.how <> 'rescheduled' or $10::text is null or job.payload_revision = $11

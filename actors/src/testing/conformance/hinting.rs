@@ -137,8 +137,12 @@ pub async fn a_stale_hint_keeps_nobody_off_for_long(harness: &dyn StoreHarness) 
         let job = bench.handed_off(big()).await.authority.job;
         let grant = bench.offered(memory(32 << 30)).await.remove(0);
         match how {
-            "release" => drop(bench.end(&grant, release()).await),
-            "reschedule" => drop(bench.end(&grant, reschedule()).await),
+            "release" => {
+                bench.end(&grant, release()).await;
+            }
+            "reschedule" => {
+                bench.end(&grant, reschedule()).await;
+            }
             "recovery" => {
                 harness.expire(job).await;
                 let taken = bench.recover(1).await.takeovers.remove(0).grant;

@@ -105,9 +105,15 @@ pub async fn every_end_of_a_child_wakes_its_parent(harness: &dyn StoreHarness) {
         }
         bench.end(&grant, waits_for(vec![Wake::Child(child)])).await;
         match how {
-            "completed" => drop(bench.end(&bench.claim(child).await, complete()).await),
-            "failed" => drop(bench.end(&bench.claim(child).await, fail(FailureKind::User)).await),
-            "cancelled by its holder" => drop(bench.end(&bench.claim(child).await, End::Cancel).await),
+            "completed" => {
+                bench.end(&bench.claim(child).await, complete()).await;
+            }
+            "failed" => {
+                bench.end(&bench.claim(child).await, fail(FailureKind::User)).await;
+            }
+            "cancelled by its holder" => {
+                bench.end(&bench.claim(child).await, End::Cancel).await;
+            }
             "cancelled at once" => {
                 assert_eq!(bench.dispatch().await, 0, "{how}");
                 harness.request_cancel(&bench.namespace, child, Duration::ZERO).await;
