@@ -28,12 +28,12 @@ with recursive held as materialized (
     union
     select k.parent_id
     from line l
-    cross join lateral (select k.* from leasehold.recipe_children k where k.job_id = l.job_id) k
+    cross join lateral (select k.* from leasehold.recipe_children k where k.job_id = l.job_id limit 1) k
 ), made as materialized (
     select g.*, g.events < $20 and g.bytes + $19 <= $21 as has_room,
            exists (
                select from line l
-               cross join lateral (select j.* from leasehold.jobs j where j.job_id = l.job_id) j
+               cross join lateral (select j.* from leasehold.jobs j where j.job_id = l.job_id limit 1) j
                join leasehold.workflows w on w.namespace = $3 and w.name = j.workflow and w.overlap_serial
                where j.workflow = $12) as would_deadlock
     from log g
