@@ -22,7 +22,7 @@ use std::{
 };
 
 use leasehold_actors::{
-    domain::{Epoch, JobId, ProcessId, Route},
+    domain::{Epoch, JobId, ProcessId, Route, execution::Allocation},
     ports::{Claimant, EngineFactory, LeaseStore},
     supervision::{Drained, Fatal, Supervision, WorkerHealth},
 };
@@ -36,6 +36,11 @@ pub use self::hints::HintHealth;
 use crate::{
     config::{DatabaseSettings, WorkerSettings},
     postgres::PgStore,
+    recipe::{
+        execution::{ExecutionRuntime, OnHandoff, RecipeEngine, RecipeWorkerOptions, StoreRuntime},
+        op::Ops,
+        ops::secrets::Secrets,
+    },
     workload::{handler::Handlers, heartbeat::HeartbeatProbe},
 };
 
@@ -90,7 +95,40 @@ pub(crate) struct Parts {
     pub(crate) routes: Arc<[Route]>,
     pub(crate) handlers: Handlers,
     pub(crate) heartbeat: HeartbeatProbe,
+    pub(crate) recipes: Option<Recipes>,
     pub(crate) between: Between,
+}
+
+/// What recipes are run with.
+pub(crate) struct Recipes {
+    pub(crate) ops: Ops,
+    pub(crate) secrets: Arc<Secrets>,
+    pub(crate) on_handoff: OnHandoff,
+}
+
+impl std::fmt::Debug for Recipes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recipes").field("ops", &self.ops).finish_non_exhaustive()
+    }
+}
+
+impl Recipes {
+    /// The engine, behind the guard for what this worker has.
+    fn engine(self, store: PgStore, allocation: &Allocation, threads: Handle) -> RecipeEngine {
+        let runtime = ExecutionRuntime::new(
+            Arc::new(StoreRuntime::new(Arc::new(store))),
+            allocation.clone(),
+            Arc::clone(&self.on_handoff),
+        );
+        let options = RecipeWorkerOptions {
+            stage_execution: Some(runtime.stage()),
+            wrap_task_worker: Some(runtime.wrap_task_worker()),
+            allocation: allocation.clone(),
+            on_handoff: self.on_handoff,
+        };
+        RecipeEngine::new(Arc::new(runtime), options, &self.ops, self.secrets, threads)
+            .expect("the options come from this runtime")
+    }
 }
 
 /// What stands between the actors and the adapters: nothing, but in tests that lose calls and answers there.

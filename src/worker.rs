@@ -29,7 +29,7 @@ mod signals;
 use std::{collections::BTreeMap, future::Future, sync::Arc};
 
 use leasehold_actors::{
-    domain::Route,
+    domain::{RecipeSpec, Route},
     error::StoreError,
     ports::{EngineFactory, LeaseStore},
 };
@@ -39,6 +39,14 @@ pub use self::signals::StopSignals;
 use crate::{
     config::{ConfigError, DatabaseSettings, Effective, Sources, WorkerSettings, table::Key},
     postgres::{ConnectError, PgStore},
+    recipe::{
+        execution::{ExecutionHandoff, OnHandoff},
+        op::Ops,
+        ops::{
+            self,
+            secrets::{SecretError, Secrets},
+        },
+    },
     wiring::{self, Runtimes, Wiring},
     workload::{
         handler::{HandlerError, Handlers, Job, LeaseHandle},
@@ -63,6 +71,9 @@ pub enum BuildError {
     /// A setting of the probes cannot be used.
     #[error(transparent)]
     Heartbeat(#[from] HeartbeatSettingsError),
+    /// A secret for ops cannot be used.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
     /// The database cannot be used.
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -70,7 +81,7 @@ pub enum BuildError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// Nothing to do.
-    #[error("this worker serves nothing; register a handler, or let it run heartbeats or containers")]
+    #[error("this worker serves nothing; register a handler, or let it run heartbeats, containers or recipes")]
     NothingToServe,
     /// The operating system gave no thread.
     #[error("cannot start the worker's threads: {0}")]
@@ -87,7 +98,18 @@ pub struct WorkerBuilder {
     handlers: Handlers,
     heartbeats: bool,
     containers: bool,
+    recipes: Option<Ops>,
+    job_types: Vec<String>,
+    on_handoff: Option<Told>,
     between: wiring::Between,
+}
+
+struct Told(OnHandoff);
+
+impl std::fmt::Debug for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OnHandoff")
+    }
 }
 
 struct Change(Box<dyn FnOnce(&mut WorkerSettings) + Send>);
@@ -99,7 +121,7 @@ impl std::fmt::Debug for Change {
 }
 
 impl Worker {
-    /// Begins with nothing: no handler, no heartbeats, no containers, and settings from the environment.
+    /// Begins with nothing: no handler, no heartbeats, no containers, no recipes, and settings from the environment.
     #[must_use]
     pub fn builder() -> WorkerBuilder {
         WorkerBuilder::default()
@@ -200,6 +222,29 @@ impl WorkerBuilder {
         self
     }
 
+    /// Runs RECIPE jobs with these ops, and with those that every worker can have ([`crate::recipe::ops::built_in`]) and
+    /// that are not among them. What a task needs is compared with [`WorkerSettings::allocation`] before it runs.
+    #[must_use]
+    pub fn recipes(mut self, ops: Ops) -> Self {
+        self.recipes = Some(ops);
+        self
+    }
+
+    /// Serves recipes with this `job_type` too; those that name none have the type `recipe`.
+    #[must_use]
+    pub fn recipe_job_type(mut self, job_type: impl Into<String>) -> Self {
+        self.job_types.push(job_type.into());
+        self
+    }
+
+    /// Who is told when a job was handed on because a task of it does not fit this worker. Called on a thread that runs
+    /// ops: it must not block for long.
+    #[must_use]
+    pub fn on_handoff(mut self, tell: impl Fn(&ExecutionHandoff) + Send + Sync + 'static) -> Self {
+        self.on_handoff = Some(Told(Arc::new(tell)));
+        self
+    }
+
     /// For tests: puts something between the actors and the database, which loses calls and answers.
     #[doc(hidden)]
     #[must_use]
@@ -248,6 +293,24 @@ impl WorkerBuilder {
         let mut routes: Vec<Route> = self.handlers.routes().collect();
         routes.extend(self.heartbeats.then(Route::heartbeat));
         routes.extend(self.containers.then(Route::container));
+        let mut recipes = None;
+        if let Some(ops) = self.recipes {
+            let secrets = Arc::new(Secrets::load(&settings.secrets)?);
+            let ops = ops.or(&ops::built_in(&settings, &secrets)?);
+            let mut job_types = self.job_types;
+            job_types.push(RecipeSpec::DEFAULT_JOB_TYPE.to_owned());
+            job_types.sort();
+            job_types.dedup();
+            for job_type in &job_types {
+                let tasks = std::iter::once("").chain(ops.names());
+                routes.extend(tasks.map(|op| Route::recipe(job_type, op)));
+            }
+            let on_handoff = match self.on_handoff {
+                Some(Told(tell)) => tell,
+                None => Arc::new(|_: &ExecutionHandoff| {}),
+            };
+            recipes = Some(wiring::Recipes { ops, secrets, on_handoff });
+        }
         if routes.is_empty() {
             return Err(BuildError::NothingToServe);
         }
@@ -275,6 +338,7 @@ impl WorkerBuilder {
             routes: Arc::from(routes),
             handlers: self.handlers,
             heartbeat,
+            recipes,
             between: self.between,
         });
         Ok(Worker { wiring })

@@ -1,6 +1,9 @@
 //! `leasehold worker`: the fleet process, and `worker list`.
 
-use clap::Subcommand;
+use std::sync::Arc;
+
+use clap::{Subcommand, ValueEnum};
+use tokio::sync::watch;
 
 use super::{
     CliError, Exit,
@@ -9,11 +12,12 @@ use super::{
 };
 use crate::{
     config::Effective,
+    recipe::op::Ops,
     telemetry,
     worker::{BuildError, RunError, StopSignals, Worker},
 };
 
-/// Claim and run jobs until SIGTERM: containers and heartbeats; or list worker processes
+/// Claim and run jobs until SIGTERM: containers, heartbeats and recipes; or list worker processes
 #[derive(Debug, clap::Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -29,10 +33,27 @@ pub(super) struct Args {
     #[arg(long)]
     no_containers: bool,
     /// Make no HEARTBEAT probes
-    #[arg(long, conflicts_with = "no_containers")]
+    #[arg(long)]
     no_heartbeats: bool,
+    /// Run no RECIPE jobs
+    #[arg(long)]
+    no_recipes: bool,
+    /// When a job was handed on because this worker lacks what a task of it needs: go on with other jobs, or claim no
+    /// more, drain, and end with the handoff as the last line
+    #[arg(long, value_enum, default_value_t)]
+    on_handoff: AfterHandoff,
     #[command(subcommand)]
     command: Option<Command>,
+}
+
+/// What becomes of a worker after a handoff.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+enum AfterHandoff {
+    /// It goes on with other jobs
+    #[default]
+    Continue,
+    /// It drains and ends
+    Stop,
 }
 
 #[derive(Debug, Subcommand)]
@@ -68,14 +89,43 @@ fn serve(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
     );
     store::runtime()?.block_on(async {
         let signals = listen()?;
-        let worker = Worker::builder()
+        let (tell, handed_on) = watch::channel(None);
+        let mut builder = Worker::builder()
             .database_settings(database)
             .settings(worker_settings)
             .containers(!args.no_containers)
-            .heartbeats(!args.no_heartbeats)
-            .build()
-            .await?;
-        let exit = worker.run_until_or_now(signals.first(), signals.second()).await?;
+            .heartbeats(!args.no_heartbeats);
+        if !args.no_recipes {
+            builder = builder.recipes(Ops::new());
+        }
+        if args.on_handoff == AfterHandoff::Stop {
+            builder = builder.on_handoff(move |handoff| {
+                tell.send_if_modified(|first| {
+                    let is_first = first.is_none();
+                    first.get_or_insert_with(|| Arc::new(handoff.clone()));
+                    is_first
+                });
+            });
+        }
+        let worker = builder.build().await?;
+        let mut told = handed_on.clone();
+        let handed_on_once = async move {
+            // Without a sender nobody tells of handoffs.
+            let nobody_tells = told.wait_for(Option::is_some).await.is_err();
+            if nobody_tells {
+                std::future::pending::<()>().await;
+            }
+        };
+        let drain = async {
+            tokio::select! {
+                () = signals.first() => {}
+                () = handed_on_once => {}
+            }
+        };
+        let exit = worker.run_until_or_now(drain, signals.second()).await?;
+        if let Some(handoff) = handed_on.borrow().as_deref() {
+            output::json(handoff)?;
+        }
         Ok(match exit.code() {
             0 => Exit::Ok,
             _ => Exit::Failed,
@@ -93,7 +143,7 @@ impl From<BuildError> for CliError {
             BuildError::Config(e) => e.into(),
             BuildError::Connect(e) => e.into(),
             BuildError::Store(e) => e.into(),
-            BuildError::Heartbeat(_) | BuildError::NothingToServe => {
+            BuildError::Heartbeat(_) | BuildError::Secret(_) | BuildError::NothingToServe => {
                 Self::new(Exit::Usage, error.to_string())
             }
             BuildError::Threads(_) => Self::new(Exit::Failed, error.to_string()),

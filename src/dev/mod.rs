@@ -32,6 +32,7 @@ use self::{
 use crate::{
     config::{ConfigError, Effective, Origin, table::Key},
     node_agent::{self, NodeExit},
+    recipe::op::Ops,
     postgres::{
         ConnectError, PgStore,
         migrate::{self, MigrateError},
@@ -291,7 +292,8 @@ async fn start_worker(
         .database_settings(settings.database("leasehold dev worker")?)
         .settings(worker)
         .heartbeats(true)
-        .containers(true);
+        .containers(true)
+        .recipes(Ops::new());
     if demo {
         builder = demo::register(builder);
     }

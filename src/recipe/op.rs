@@ -404,6 +404,15 @@ impl Ops {
         self.register(name, Function(run))
     }
 
+    /// These, and those of `others` whose names are free.
+    #[must_use]
+    pub fn or(mut self, others: &Self) -> Self {
+        for (name, op) in &others.by_name {
+            self.by_name.entry(name.clone()).or_insert_with(|| Arc::clone(op));
+        }
+        self
+    }
+
     /// The op of this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Arc<dyn Op>> {

@@ -11,7 +11,7 @@ use leasehold_actors::{
 use tokio::{sync::watch, task::AbortHandle};
 
 use super::{Order, Parts, RunError, Wiring, WorkerExit, hints, nodes, registry};
-use crate::{config::WorkerSettings, workload::Workloads};
+use crate::{config::WorkerSettings, recipe::execution::facts_of, workload::Workloads};
 
 /// How long HEARTBEAT and HANDLER work that is told to stop may take. (A container names its own.)
 const STOP_GRACE: Duration = Duration::from_secs(5);
@@ -25,13 +25,15 @@ const BACKOFF_CAP_MS: i64 = 3_600_000;
 /// Starts everything, carries out the orders, and says farewell. The runtimes end with it.
 pub(super) fn live(wiring: Wiring, orders: watch::Receiver<Order>) -> Result<WorkerExit, RunError> {
     let Wiring { parts, owner, supervision: published, hints: seen } = wiring;
-    let Parts { runtimes, store, fleet, database, settings, routes, handlers, heartbeat, between } = parts;
+    let Parts { runtimes, store, fleet, database, settings, routes, handlers, heartbeat, recipes, between } = parts;
     let io = runtimes.io();
     let (stuck_tell, stuck) = watch::channel(None);
     let exit_on_stuck = settings.exit_on_stuck;
+    let engine = recipes
+        .map(|recipes| recipes.engine(store.clone(), &settings.allocation, runtimes.work()));
     let actors = WorkerParts {
         store: (between.store)(Arc::new(store.clone())),
-        runner: Arc::new(Workloads::new(handlers, heartbeat, runtimes.work())),
+        runner: Arc::new(Workloads::new(handlers, heartbeat, runtimes.work()).with_recipes(engine)),
         start_node: nodes::starter(fleet, &settings, io.clone(), between.engines),
         on_stuck: Box::new(move |job, epoch| {
             if exit_on_stuck {
@@ -118,7 +120,7 @@ fn actor_settings(settings: &WorkerSettings, owner: Claimant, routes: Arc<[Route
             concurrency: settings.concurrency,
             batch: settings.claim_batch,
             poll_interval: settings.poll_interval,
-            facts: None,
+            facts: Some(Arc::new(facts_of(&settings.allocation))),
         },
         timings: LeaseTimings {
             lease: settings.lease,

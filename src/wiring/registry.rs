@@ -110,7 +110,7 @@ fn status(
 
 /// `HANDLER send-email`, `CONTAINER`.
 pub(super) fn route_name(route: &Route) -> String {
-    format!("{} {}", route.kind, route.name).trim_end().to_owned()
+    format!("{} {} {}", route.kind, route.name, route.task).trim_end().to_owned()
 }
 
 /// The row of one worker.

@@ -12,5 +12,6 @@ mod heartbeat_tls;
 mod http_target;
 mod in_process;
 mod outages;
+mod recipes;
 mod recovery;
 pub mod worker_process;
