@@ -8,7 +8,7 @@ use std::{
 
 use leasehold_actors::domain::{Epoch, JobId, Namespace};
 
-use super::{CliError, output, text::Neutralizer};
+use super::{CliError, output, steps::Steps, text::Neutralizer};
 use crate::postgres::{
     PgStore,
     read::{JobDetail, LogRow, LogStreamName},
@@ -98,6 +98,8 @@ pub(super) struct Follower<'a> {
     pub(super) job: JobId,
     pub(super) sink: Sink,
     pub(super) after: i64,
+    /// Of a recipe: what it records is told as well.
+    pub(super) steps: Option<Steps>,
 }
 
 impl Follower<'_> {
@@ -119,7 +121,11 @@ impl Follower<'_> {
         // The state first: what a job wrote was stored before it ended, so nothing can be missed.
         let detail =
             self.store.show_job(self.namespace, self.job).await?.ok_or_else(|| not_found(self.job))?;
-        let any = self.drain().await?;
+        let mut any = self.drain().await?;
+        if let Some(steps) = &mut self.steps {
+            let (at, payload) = (detail.row.submitted_at, detail.payload.get());
+            any |= steps.tell(self.store, self.namespace, self.job, at, payload).await?;
+        }
         Ok((detail, any))
     }
 

@@ -1,7 +1,7 @@
 //! The flags of `submit` and `run`, and the job that they describe. Only what flags can get wrong is checked
 //! here; the rules of a job are checked by [`crate::submission`], for every way of submitting alike.
 
-use std::{collections::BTreeMap, io::Read as _, time::Duration};
+use std::{collections::BTreeMap, io::Read as _, path::PathBuf, time::Duration};
 
 use chrono::{DateTime, Utc};
 use clap::Args;
@@ -10,7 +10,7 @@ use leasehold_actors::domain::{
     quantity,
 };
 
-use super::error::CliError;
+use super::{error::CliError, recipe_args::RecipeArgs};
 
 /// What to run, and how.
 #[derive(Debug, Clone, Default, Args)]
@@ -21,6 +21,8 @@ pub struct JobArgs {
     container: ContainerArgs,
     #[command(flatten)]
     heartbeat: HeartbeatArgs,
+    #[command(flatten)]
+    recipe: RecipeArgs,
     #[command(flatten)]
     job: CommonArgs,
     /// The container's command and its arguments
@@ -40,14 +42,17 @@ struct What {
     /// HANDLER: the name that a worker registered a function under
     #[arg(long, value_name = "NAME", help_heading = "What to run")]
     handler: Option<String>,
+    /// RECIPE: the file of a recipe, pinned with everything that it includes
+    #[arg(long, value_name = "FILE", help_heading = "What to run")]
+    recipe: Option<PathBuf>,
     /// A run of a workflow, by its definition
     #[arg(long, value_name = "NAME", help_heading = "What to run")]
     workflow: Option<String>,
 }
 
 // `requires` would not do: clap forgives a missing argument that conflicts with a given one.
-const NOT_IMAGE: [&str; 3] = ["http", "handler", "workflow"];
-const NOT_HTTP: [&str; 3] = ["image", "handler", "workflow"];
+const NOT_IMAGE: [&str; 4] = ["http", "handler", "workflow", "recipe"];
+const NOT_HTTP: [&str; 4] = ["image", "handler", "workflow", "recipe"];
 const CONTAINER: &str = "Container";
 const HEARTBEAT: &str = "Heartbeat";
 
@@ -198,16 +203,22 @@ impl JobArgs {
     /// # Errors
     /// [`CliError`] names the flag that cannot be used.
     pub fn to_job(&self, namespace: Namespace) -> Result<NewJob, CliError> {
-        let mut job = match (&self.what.image, &self.what.http, &self.what.handler, &self.what.workflow) {
+        let what = &self.what;
+        let mut job = match (&what.image, &what.http, &what.handler, &what.recipe, &what.workflow) {
             (Some(image), ..) => NewJob::ad_hoc(JobDefinition::Container(self.container(image)?)),
             (_, Some(url), ..) => NewJob::ad_hoc(JobDefinition::Heartbeat(self.heartbeat(url)?)),
-            (_, _, Some(name), _) => NewJob::ad_hoc(JobDefinition::Handler { name: name.clone() }),
+            (_, _, Some(name), ..) => NewJob::ad_hoc(JobDefinition::Handler { name: name.clone() }),
+            (_, _, _, Some(file), _) => NewJob::ad_hoc(JobDefinition::Recipe(self.recipe.spec(file)?)),
             (.., Some(workflow)) => NewJob::of_workflow(workflow.clone()),
-            _ => return Err(CliError::usage("say what to run: --image, --http, --handler or --workflow")),
+            _ => {
+                return Err(CliError::usage(
+                    "say what to run: --image, --http, --handler, --recipe or --workflow",
+                ));
+            }
         };
         job.namespace = namespace;
         if let Some(text) = &self.job.payload {
-            job.payload = payload(text)?;
+            job.payload = json_argument("--payload", text)?;
         }
         if self.what.http.is_none() {
             job.timeout_ms = self.job.timeout.map(|t| millis("timeout", t)).transpose()?;
@@ -226,6 +237,12 @@ impl JobArgs {
         };
         job.trace_parent = std::env::var("TRACEPARENT").ok().filter(|text| is_trace_parent(text));
         Ok(job)
+    }
+
+    /// Whether the job is a recipe.
+    #[must_use]
+    pub fn is_recipe(&self) -> bool {
+        self.what.recipe.is_some()
     }
 
     /// How long a cancel leaves the program before it is killed.
@@ -333,22 +350,21 @@ fn read_env_file(path: &str, env: &mut BTreeMap<String, String>) -> Result<(), C
     Ok(())
 }
 
-/// JSON text, kept byte for byte; `@FILE` and `@-` read it.
-fn payload(text: &str) -> Result<String, CliError> {
+/// JSON text of a flag or argument, kept byte for byte; `@FILE` and `@-` read it.
+pub(super) fn json_argument(flag: &str, text: &str) -> Result<String, CliError> {
     let (text, from) = match text.strip_prefix('@') {
-        None => (text.to_owned(), "--payload".to_owned()),
+        None => (text.to_owned(), flag.to_owned()),
         Some("-") => {
             let mut read = String::new();
             std::io::stdin()
                 .read_to_string(&mut read)
-                .map_err(|e| CliError::usage(format!("--payload @-: {e}; give UTF-8 JSON")))?;
-            (read, "--payload @-".to_owned())
+                .map_err(|e| CliError::usage(format!("{flag} @-: {e}; give UTF-8 JSON")))?;
+            (read, format!("{flag} @-"))
         }
         Some(path) => {
-            let read = std::fs::read_to_string(path).map_err(|e| {
-                CliError::usage(format!("--payload @{path}: {e}; name a readable UTF-8 file"))
-            })?;
-            (read, format!("--payload @{path}"))
+            let read = std::fs::read_to_string(path)
+                .map_err(|e| CliError::usage(format!("{flag} @{path}: {e}; name a readable UTF-8 file")))?;
+            (read, format!("{flag} @{path}"))
         }
     };
     serde_json::from_str::<&serde_json::value::RawValue>(&text).map_err(|e| {

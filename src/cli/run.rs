@@ -3,25 +3,28 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use leasehold_actors::domain::{FailureKind, JobId, JobState, Namespace};
+use leasehold_actors::domain::{FailureKind, JobId, JobKind, JobState, Namespace};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{
     CliError, Exit, JobArgs,
     follow::{Follower, Sink},
-    output, store,
+    output,
+    steps::Steps,
+    store,
 };
 use crate::{
     config::Effective,
     postgres::{PgStore, cancel::CancelAnswer, read::JobDetail},
 };
 
-/// Submit a job and follow it: its output on our streams, its exit code as ours
+/// Submit a job and follow it: its output on our streams (of a recipe, each step and the result), its exit code as ours
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Ctrl-C asks for the job's cancel; a second Ctrl-C detaches and leaves the job alone.\n\n\
                         Example: leasehold run --image busybox -- sh -c 'echo out; echo err >&2; exit 3'\n\
-                        Example: leasehold run --http http://10.0.0.5:8080/healthz --body-match '\"ok\"'"
+                        Example: leasehold run --http http://10.0.0.5:8080/healthz --body-match '\"ok\"'\n\
+                        Example: leasehold run --recipe process.yaml --input url=http://example.org/a --require-memory 4Gi"
 )]
 pub(super) struct Args {
     #[command(flatten)]
@@ -45,7 +48,9 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
             if submitted.created { "submitted" } else { "was submitted before" }
         ));
         let sink = Sink::new(args.raw, None);
-        let mut follower = Follower { store: &store, namespace: &job.namespace, job: id, sink, after: 0 };
+        let steps = args.job.is_recipe().then(Steps::default);
+        let mut follower =
+            Follower { store: &store, namespace: &job.namespace, job: id, sink, after: 0, steps };
         let mut progress = Progress::new(id);
         let following = follower.until_end(|detail, any| progress.show(detail, any));
         let ended = tokio::select! {
@@ -53,6 +58,11 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
             interrupted = stop.cancel_then_detach(&store, &job.namespace, id, grace) => return interrupted,
         };
         drop(progress);
+        if args.job.is_recipe()
+            && let Some(result) = &ended.output
+        {
+            output::line(&super::text::json(result.get().to_owned()))?;
+        }
         Ok(conclude(&ended))
     })
 }
@@ -185,7 +195,9 @@ impl Progress {
                 self.job
             ));
         }
-        if self.last.is_some_and(|last| last == JobState::Running) && waiting {
+        // A recipe that waits, or moves on, does not try anything again.
+        let tries_again = detail.row.kind != JobKind::Recipe;
+        if self.last.is_some_and(|last| last == JobState::Running) && waiting && tries_again {
             output::note(&format!("job {} {} for another try", self.job, output::state_words(state)));
         }
         self.last = Some(state);

@@ -3,11 +3,12 @@
 use super::{CliError, Exit, JobArgs, output, store};
 use crate::config::Effective;
 
-/// Submit a job: a container, an HTTP probe, a registered function, or a run of a workflow
+/// Submit a job: a container, an HTTP probe, a registered function, a recipe, or a run of a workflow
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: leasehold submit --image busybox --memory 64Mi -- echo hi\n\
                         Example: leasehold submit --http https://example.org/healthz --expect-status 200,204\n\
-                        Example: leasehold submit --handler send-email --payload '{\"to\": \"me\"}' --idempotency-key mail-7")]
+                        Example: leasehold submit --handler send-email --payload '{\"to\": \"me\"}' --idempotency-key mail-7\n\
+                        Example: leasehold submit --recipe process.yaml --input url=http://example.org/a --input sizes:='[1, 2]'")]
 pub(super) struct Args {
     #[command(flatten)]
     job: JobArgs,

@@ -60,7 +60,8 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
             }
         }
         let sink = Sink::new(args.raw, only);
-        let mut follower = Follower { store: &store, namespace: &namespace, job: args.id, sink, after: 0 };
+        let mut follower =
+            Follower { store: &store, namespace: &namespace, job: args.id, sink, after: 0, steps: None };
         if args.follow {
             follower.until_end(|_, _| {}).await?;
         } else {

@@ -2,8 +2,12 @@
 
 pub(super) mod cancel;
 mod logs;
+mod payload;
+mod replay;
+mod results;
 mod retry;
 pub(super) mod show;
+mod signal;
 mod why;
 
 use clap::Subcommand;
@@ -28,6 +32,10 @@ enum Command {
     Cancel(cancel::Args),
     Retry(retry::Args),
     Why(why::Args),
+    Results(results::Args),
+    Signal(signal::Args),
+    Payload(payload::Args),
+    Replay(replay::Args),
 }
 
 pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
@@ -37,6 +45,10 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
         Command::Cancel(args) => cancel::run(args, settings),
         Command::Retry(args) => retry::run(args, settings),
         Command::Why(args) => why::run(args, settings),
+        Command::Results(args) => results::run(args, settings),
+        Command::Signal(args) => signal::run(args, settings),
+        Command::Payload(args) => payload::run(args, settings),
+        Command::Replay(args) => replay::run(args, settings),
     }
 }
 
@@ -46,4 +58,12 @@ pub(super) fn parse_id(text: &str) -> Result<JobId, String> {
         Ok(id) if id > 0 && text.bytes().all(|b| b.is_ascii_digit()) => Ok(JobId(id)),
         _ => Err("a job's id is a positive whole number, as `leasehold jobs` shows it".to_owned()),
     }
+}
+
+/// There is no such job, or it has no events.
+pub(super) fn no_recipe(job: JobId) -> CliError {
+    CliError::new(
+        Exit::NotFound,
+        format!("there is no recipe job {job} in this namespace; see `leasehold jobs --kind RECIPE`"),
+    )
 }

@@ -1,0 +1,87 @@
+//! `leasehold job replay`.
+
+use leasehold_actors::{domain::JobId, ports::recipe::RecipeStore as _};
+use serde::Serialize;
+
+use super::super::{
+    CliError, Exit,
+    output::{self, Listing},
+    steps, store,
+};
+use crate::{
+    config::Effective,
+    recipe::execution::{ReplayEnd, replay},
+};
+
+/// Walk a recipe over what it has recorded, without a lease: nothing runs, waits or changes
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Stops at the first step that is not recorded. Exit 0 when the recipe came to its end, or stopped \
+                        there because the job goes on; otherwise 1.\n\n\
+                        Example: leasehold job replay 42"
+)]
+pub(super) struct Args {
+    /// The job's id
+    #[arg(value_name = "ID", value_parser = super::parse_id)]
+    id: JobId,
+    /// One JSON object a line: each recorded task with what it needs, then the end
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Task<'e> {
+    #[serde(flatten)]
+    event: steps::Line<'e>,
+    /// What it would be compared with now; `null` where that cannot be told.
+    needs: Option<&'e leasehold_actors::domain::execution::Requirements>,
+}
+
+pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
+    let (id, namespace) = (args.id, settings.namespace());
+    store::with_store(settings, async |store| {
+        let job = store.recipe_job(&namespace, id).await?.ok_or_else(|| super::no_recipe(id))?;
+        let events = steps::all(&store, &namespace, id).await?;
+        let walked = replay(&namespace, id, &job, events).await.map_err(|failure| {
+            CliError::new(Exit::Failed, format!("job {id} cannot be replayed: {}", failure.message))
+        })?;
+        let mut table = Listing::new(&["path", "needs", "result"]);
+        for task in &walked.tasks {
+            if args.json {
+                output::json(&Task { event: steps::Line::of(&task.event), needs: task.needs.as_ref() })?;
+                continue;
+            }
+            let needs = match &task.needs {
+                Some(needs) if needs.is_empty() => "nothing".to_owned(),
+                Some(needs) => needs.to_string(),
+                None => "-".to_owned(),
+            };
+            table.row(vec![task.event.path.clone(), needs, steps::result(&task.event)]);
+        }
+        if !args.json && !walked.tasks.is_empty() {
+            table.print()?;
+        }
+        let (words, json, exit) = match &walked.end {
+            ReplayEnd::Completed(_) => {
+                ("completed".to_owned(), serde_json::json!({ "end": "completed" }), Exit::Ok)
+            }
+            ReplayEnd::Failed(failure) => (
+                format!("failed: {} {}: {}", failure.kind, failure.code, failure.message),
+                serde_json::json!({ "end": "failed", "failure": failure }),
+                // A job that failed as its replay does is as it should be.
+                if job.state == leasehold_actors::domain::JobState::Failed { Exit::Ok } else { Exit::Failed },
+            ),
+            ReplayEnd::CacheMiss { path } => (
+                format!("replay_cache_miss: {path} is not recorded"),
+                serde_json::json!({ "end": "replay_cache_miss", "path": path }),
+                if job.state.is_terminal() { Exit::Failed } else { Exit::Ok },
+            ),
+        };
+        if args.json {
+            output::json(&json)?;
+        } else {
+            output::line(&super::super::one_line(&words))?;
+        }
+        Ok(exit)
+    })
+}
