@@ -3,9 +3,9 @@
 use std::{collections::HashMap, time::Duration};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use leasehold_actors::domain::{JobId, JobState};
+use leasehold_actors::domain::{JobId, JobKind, JobState};
 
-use super::{CliError, job, output};
+use super::{CliError, job, output, steps};
 use crate::{
     dev::{Dev, demo, demo::DemoJob},
     postgres::read::JobDetail,
@@ -46,7 +46,7 @@ pub(super) async fn run(dev: &Dev) -> Result<Shown, CliError> {
             as_intended = false;
             continue;
         };
-        as_intended &= conclude(demo, detail)?;
+        as_intended &= conclude(dev, demo, detail).await?;
     }
     if image.is_none() {
         output::note("the demo's container jobs need a Docker engine; see above");
@@ -54,7 +54,7 @@ pub(super) async fn run(dev: &Dev) -> Result<Shown, CliError> {
     Ok(Shown { as_intended, image })
 }
 
-fn conclude(demo: &DemoJob, detail: &JobDetail) -> Result<bool, CliError> {
+async fn conclude(dev: &Dev, demo: &DemoJob, detail: &JobDetail) -> Result<bool, CliError> {
     let good = demo.is_as_intended(detail);
     let row = &detail.row;
     let ending = match &row.failure {
@@ -70,6 +70,13 @@ fn conclude(demo: &DemoJob, detail: &JobDetail) -> Result<bool, CliError> {
         if good { "" } else { " (not as intended)" }
     ))?;
     job::show::leases(detail)?;
+    if row.kind == JobKind::Recipe {
+        if let Some(line) = steps::handoff(detail.payload.get()) {
+            output::line(&super::one_line(&line))?;
+        }
+        let events = steps::all(&dev.store, &row.namespace, row.id).await?;
+        steps::table(&events, row.submitted_at)?;
+    }
     Ok(good)
 }
 

@@ -1,13 +1,17 @@
 //! What the demo submits, and how each job is meant to end.
 
+use std::collections::BTreeSet;
+
 use leasehold_actors::domain::{
-    ContainerSpec, FailureKind, HeartbeatSpec, JobDefinition, JobId, JobState, NewJob,
+    ContainerSpec, FailureKind, HeartbeatSpec, JobDefinition, JobId, JobState, NewJob, RawJson, RecipeSpec,
+    execution::Allocation,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     docker::DockerEngine,
     postgres::read::JobDetail,
+    recipe::{bundle::Bundle, compile, op::Ops},
     worker::WorkerBuilder,
     workload::handler::{HandlerError, Job, LeaseHandle},
 };
@@ -36,6 +40,8 @@ pub struct DemoJob {
 enum Intended {
     Completed,
     FailedWith(i32),
+    /// By one worker after the other.
+    Moved,
 }
 
 impl DemoJob {
@@ -44,6 +50,7 @@ impl DemoJob {
     pub fn intention(&self) -> String {
         match self.intended {
             Intended::Completed => "COMPLETED".to_owned(),
+            Intended::Moved => "COMPLETED, on two workers".to_owned(),
             Intended::FailedWith(code) => format!("FAILED, USER code {code}"),
         }
     }
@@ -52,11 +59,15 @@ impl DemoJob {
     #[must_use]
     pub fn is_as_intended(&self, job: &JobDetail) -> bool {
         let row = &job.row;
-        let history_is_whole =
-            job.leases.len() == 1 && job.leases.iter().all(|lease| lease.ended_at.is_some());
+        let workers: BTreeSet<&str> = job.leases.iter().map(|lease| lease.worker.as_str()).collect();
+        let has_moved = matches!(self.intended, Intended::Moved);
+        let history_is_whole = if has_moved { workers.len() == 2 } else { job.leases.len() == 1 };
         history_is_whole
+            && job.leases.iter().all(|lease| lease.ended_at.is_some())
             && match self.intended {
-                Intended::Completed => row.state == JobState::Completed && row.failure.is_none(),
+                Intended::Completed | Intended::Moved => {
+                    row.state == JobState::Completed && row.failure.is_none()
+                }
                 Intended::FailedWith(code) => {
                     row.state == JobState::Failed
                         && row.exit_code == Some(code)
@@ -78,6 +89,7 @@ pub fn jobs(probe: std::net::SocketAddr, image: Option<&str>) -> Vec<DemoJob> {
             r#"{"name": "world"}"#,
             Intended::Completed,
         ),
+        demo("a recipe that moves", JobDefinition::Recipe(recipe()), "null", Intended::Moved),
     ];
     if let Some(image) = image {
         let steps = "echo \"job $LEASEHOLD_JOB_ID, epoch $LEASEHOLD_FENCING_EPOCH\"; \
@@ -136,6 +148,40 @@ struct Greeting {
 struct Greeted {
     greeting: String,
     epoch: i64,
+}
+
+/// The demo's recipe, pinned as a submission does it.
+fn recipe() -> RecipeSpec {
+    let file = ("demo.yaml".to_owned(), include_str!("demo.yaml").to_owned());
+    let bundle = Bundle::new("demo.yaml", [file].into());
+    let recipe = compile(&bundle).expect("the demo's own recipe is good");
+    RecipeSpec {
+        recipe: recipe.id,
+        job_type: recipe.job_type,
+        language: recipe.language,
+        digest: bundle.digest(),
+        bundle: RawJson::new(bundle.to_json()).expect("a bundle is JSON"),
+        inputs: RawJson::default(),
+        require: RawJson::default(),
+    }
+}
+
+/// The ops of the demo's recipe.
+pub(super) fn ops() -> Ops {
+    let mut ops = Ops::new();
+    let mut register = |name: &str, output: &'static str| {
+        let run = move |_task| std::future::ready(Ok(output.into()));
+        ops.register_fn(name, run).expect("it is a good name");
+    };
+    register("demo-measure", r#"{"memory": "4Gi"}"#);
+    register("demo-work", r#"{"done": true}"#);
+    ops
+}
+
+/// What the demo's two workers say that they have. Nothing of it is measured: it shows a job that moves.
+pub(super) fn allocations() -> [Allocation; 2] {
+    ["cpu=1,memory=1Gi,ephemeral-storage=10Gi", "cpu=4,memory=8Gi"]
+        .map(|text| text.parse().expect("facts as people write them"))
 }
 
 /// Registers the demo's handler with the worker of `dev`.

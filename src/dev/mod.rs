@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use leasehold_actors::domain::JobState;
+use leasehold_actors::domain::{JobState, WorkerId};
 use tokio::{runtime::Handle, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
@@ -32,12 +32,12 @@ use self::{
 use crate::{
     config::{ConfigError, Effective, Origin, table::Key},
     node_agent::{self, NodeExit},
-    recipe::op::Ops,
     postgres::{
         ConnectError, PgStore,
         migrate::{self, MigrateError},
         read::{JobFilter, JobRow},
     },
+    recipe::op::Ops,
     worker::{BuildError, RunError, Worker, WorkerExit},
 };
 
@@ -101,6 +101,8 @@ pub struct Dev {
     stop: CancellationToken,
     stop_now: CancellationToken,
     worker: JoinHandle<Result<WorkerExit, RunError>>,
+    /// The demo's second one, which has more memory.
+    second: Option<JoinHandle<Result<WorkerExit, RunError>>>,
     node: Option<JoinHandle<Result<NodeExit, node_agent::NodeError>>>,
 }
 
@@ -147,7 +149,12 @@ impl Dev {
             Some(engine) => Some(start_node(&settings, engine, &store, &stop)?),
             None => None,
         };
-        let worker = start_worker(&settings, responder.as_ref(), options.demo, &stop, &stop_now).await?;
+        let start = async |role| start_worker(&settings, responder.as_ref(), role, &stop, &stop_now).await;
+        let (worker, second) = if options.demo {
+            (start(Role::DemoSmall).await?, Some(start(Role::DemoBig).await?))
+        } else {
+            (start(Role::Only).await?, None)
+        };
         taken.write_env(&[("DATABASE_URL", &public_url)])?;
         Ok(Self {
             store,
@@ -161,6 +168,7 @@ impl Dev {
             stop,
             stop_now,
             worker,
+            second,
             node,
         })
     }
@@ -181,6 +189,11 @@ impl Dev {
             if self.worker.is_finished() {
                 return PartEnded { part: "the worker", reason: words((&mut self.worker).await) };
             }
+            if let Some(second) = self.second.as_mut().filter(|second| second.is_finished()) {
+                let reason = words(second.await);
+                self.second = None;
+                return PartEnded { part: "the second worker", reason };
+            }
             if let Some(node) = self.node.as_mut().filter(|node| node.is_finished()) {
                 let reason = words(node.await);
                 self.node = None;
@@ -199,6 +212,9 @@ impl Dev {
         let drained = async {
             if !self.worker.is_finished() {
                 let _ = (&mut self.worker).await;
+            }
+            if let Some(second) = &mut self.second {
+                let _ = second.await;
             }
             if let Some(node) = &mut self.node {
                 let _ = node.await;
@@ -279,22 +295,43 @@ fn start_node(
     Ok(tokio::spawn(node_agent::run(node, store.clone(), stop.clone().cancelled_owned())))
 }
 
+/// Which of the workers one is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// Everything, and what the settings say that it has.
+    Only,
+    /// Everything, with little memory.
+    DemoSmall,
+    /// Only recipes, with more memory.
+    DemoBig,
+}
+
 async fn start_worker(
     settings: &Effective,
     responder: Option<&Responder>,
-    demo: bool,
+    role: Role,
     stop: &CancellationToken,
     stop_now: &CancellationToken,
 ) -> Result<JoinHandle<Result<WorkerExit, RunError>>, DevError> {
     let mut worker = settings.worker()?;
     worker.heartbeat_allow.extend(responder.map(|responder| responder.address().to_string()));
+    let [small, big] = demo::allocations();
+    match role {
+        Role::Only => {}
+        Role::DemoSmall => worker.allocation = small,
+        Role::DemoBig => {
+            worker.allocation = big;
+            worker.worker_id = WorkerId::new("demo-big").expect("it is a good name");
+        }
+    }
+    let everything = role != Role::DemoBig;
     let mut builder = Worker::builder()
         .database_settings(settings.database("leasehold dev worker")?)
         .settings(worker)
-        .heartbeats(true)
-        .containers(true)
-        .recipes(Ops::new());
-    if demo {
+        .heartbeats(everything)
+        .containers(everything)
+        .recipes(if role == Role::Only { Ops::new() } else { demo::ops() });
+    if role == Role::DemoSmall {
         builder = demo::register(builder);
     }
     let worker = builder.build().await?;

@@ -1,0 +1,261 @@
+//! Recipes at the command line, with real workers that differ in what they have.
+
+use std::{
+    fs::File,
+    path::PathBuf,
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::leasehold::{Leasehold, Said, wait};
+use crate::support::{database::TestDatabase, eventually::eventually};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A worker process, killed when dropped.
+struct Worker {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Worker {
+    fn start(leasehold: &Leasehold, name: &str, flags: &[&str]) -> Self {
+        let log = std::env::temp_dir().join(format!("lh-worker-{}", uuid::Uuid::new_v4()));
+        let fixed = ["worker", "--worker-id", name, "--no-containers", "--poll-interval", "100ms"];
+        let mut command = leasehold.command(&[&fixed, flags].concat());
+        command.stdout(Stdio::null()).stderr(File::create(&log).unwrap());
+        Self { child: command.spawn().unwrap(), log }
+    }
+
+    fn kill(&mut self) {
+        kill_process(Pid::from_child(&self.child), Signal::KILL).unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("{}", std::fs::read_to_string(&self.log).unwrap_or_default());
+        }
+        let _ = std::fs::remove_file(&self.log);
+    }
+}
+
+fn example(name: &str) -> String {
+    format!("{}/examples/recipes/{name}.yaml", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A recipe of the test's own, removed at the end.
+struct Recipe(PathBuf);
+
+impl Recipe {
+    fn new(text: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("lh-recipe-{}.yaml", uuid::Uuid::new_v4()));
+        std::fs::write(&path, text).unwrap();
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Recipe {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn submit(leasehold: &Leasehold, args: &[&str]) -> String {
+    let said = leasehold.run(&[&["submit", "--recipe"], args].concat());
+    assert_eq!(said.code, 0, "{said:?}");
+    said.out.trim().to_owned()
+}
+
+fn results(leasehold: &Leasehold, id: &str) -> Vec<Value> {
+    leasehold.run(&["job", "results", id, "--json"]).json_lines()
+}
+
+async fn ended(leasehold: &Leasehold, id: &str) -> Value {
+    eventually(PATIENCE, "the job has ended", async || {
+        let job = leasehold.run(&["job", "show", id, "--json"]).json();
+        ["COMPLETED", "FAILED", "CANCELED"].contains(&job["state"].as_str().unwrap()).then_some(job)
+    })
+    .await
+}
+
+/// E1, E2: the step that found out what is needed runs once, on the worker that was there; the step that needs more
+/// waits for the one that has it.
+#[tokio::test]
+async fn a_recipe_moves_to_a_worker_that_has_what_it_found_out_to_need() {
+    let database = TestDatabase::create().await;
+    let leasehold = Leasehold::on(database.url());
+    let small = ["--allow-commands", "--allocation-cpu", "1", "--allocation-memory", "2Gi"];
+    let _small = Worker::start(&leasehold, "small", &small);
+    let mut command = leasehold.command(&["run", "--recipe", &example("memory"), "--input", "size=16Gi"]);
+    let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually(PATIENCE, "the needs of the second step are published", async || {
+        let shown = leasehold.run(&["job", "payload", "get", "1", "--json"]);
+        (shown.code == 0)
+            .then(|| shown.json())
+            .filter(|shown| shown["payload"]["execution"]["requirements"]["resources"]["memory"] == "16Gi")
+    })
+    .await;
+    assert_eq!(results(&leasehold, "1").len(), 1);
+    let big = ["--allow-commands", "--allocation-cpu", "8", "--allocation-memory", "32Gi"];
+    let _big = Worker::start(&leasehold, "big", &big);
+    let said = Said::of(wait(run, PATIENCE, &["run"]));
+    assert_eq!(
+        (said.code, said.out.as_str()),
+        (0, "{\"probe\":{\"memory\": \"16Gi\"},\"heavy\":{\"had\": \"16Gi\"}}\n"),
+        "{said:?}"
+    );
+    for line in [
+        "handoff: the next task needs cpu=500m,memory=16Gi; the worker has cpu=1,memory=2Gi\n",
+        "  ✓ probe  command: {\"memory\": \"16Gi\"} on small, ",
+        "  ✓ heavy  command: {\"had\": \"16Gi\"} on big, ",
+        "job 1 COMPLETED\n",
+    ] {
+        assert!(said.err.contains(line), "{line:?} is not in {}", said.err);
+    }
+    let events = results(&leasehold, "1");
+    let steps: Vec<(&str, &str)> =
+        events.iter().map(|e| (e["path"].as_str().unwrap(), e["worker"].as_str().unwrap())).collect();
+    assert_eq!(steps, [("probe", "small"), ("heavy", "big")]);
+    let tree = leasehold.run(&["job", "results", "1"]);
+    assert!(tree.out.contains("├─ probe") && tree.out.contains("└─ heavy"), "{tree:?}");
+}
+
+/// E8
+#[tokio::test]
+async fn a_recipe_goes_from_amd64_to_arm64_and_back_over_nested_scopes() {
+    let database = TestDatabase::create().await;
+    let leasehold = Leasehold::on(database.url());
+    let _amd =
+        Worker::start(&leasehold, "amd", &["--allow-commands", "--allocation-platform", "linux/amd64"]);
+    let _arm =
+        Worker::start(&leasehold, "arm", &["--allow-commands", "--allocation-platform", "linux/arm64"]);
+    let said = leasehold.run(&["run", "--recipe", &example("platforms")]);
+    assert_eq!(said.code, 0, "{said:?}");
+    let events = results(&leasehold, "1");
+    let steps: Vec<(&str, &str)> =
+        events.iter().map(|e| (e["path"].as_str().unwrap(), e["worker"].as_str().unwrap())).collect();
+    assert_eq!(steps, [("build", "amd"), ("arm/build", "arm"), ("arm/test", "arm"), ("publish", "amd")]);
+    assert_eq!(events[3]["output"]["second"], "tested on arm64");
+}
+
+#[tokio::test]
+async fn loops_branches_and_signals_do_what_the_examples_say() {
+    let database = TestDatabase::create().await;
+    let leasehold = Leasehold::on(database.url());
+    let _worker = Worker::start(&leasehold, "w", &["--allow-commands"]);
+
+    let said = leasehold.run(&["run", "--recipe", &example("fan-out")]);
+    assert_eq!(said.code, 0, "{said:?}");
+    let output: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(output["all"], serde_json::json!({ "failed": "all/bad", "code": "3" }));
+
+    let said = leasehold.run(&["run", "--recipe", &example("loop"), "--input", "times:=4"]);
+    assert_eq!((said.code, said.out.as_str()), (0, "{\"tries\": 4}\n"), "{said:?}");
+    assert!(said.err.contains("try#4"), "{said:?}");
+
+    let id = submit(&leasehold, &[&example("approval")]);
+    let send = || {
+        let data = ["--data", "{\"by\": \"me\"}", "--key", "k", "--json"];
+        leasehold.run(&[&["job", "signal", &id, "approved"][..], &data].concat()).json()
+    };
+    let (first, again) = (send(), send());
+    assert_eq!((first["created"].as_bool(), again["created"].as_bool()), (Some(true), Some(false)));
+    assert_eq!(first["signal"], again["signal"]);
+    assert_eq!(ended(&leasehold, &id).await["output"]["deploy"]["by"], "me");
+    assert!(leasehold.run(&["job", "signal", &id, "late"]).refused(5).contains("job_ended"));
+    assert!(leasehold.run(&["job", "payload", "set", &id, "{}"]).refused(5).contains("job_ended"));
+    leasehold.run(&["job", "signal", "99", "x"]).refused(4);
+    leasehold.run(&["job", "results", "99"]).refused(4);
+}
+
+#[tokio::test]
+async fn a_client_payload_is_replaced_only_under_the_expected_revision() {
+    let database = TestDatabase::create().await;
+    let leasehold = Leasehold::on(database.url());
+    let id = submit(&leasehold, &[&example("loop"), "--payload", "{\"n\": 1.50}"]);
+    let shown = leasehold.run(&["job", "payload", "get", &id]);
+    assert_eq!(shown.out, "{\"n\": 1.50}\n", "byte for byte");
+    let revision = leasehold.run(&["job", "payload", "get", &id, "--json"]).json()["revision"].to_string();
+    let set =
+        leasehold.run(&["job", "payload", "set", &id, "{\"n\": 2}", "--expect", &revision, "--json"]).json();
+    assert!(set["revision"].as_i64() > revision.parse().ok(), "{set}");
+    let conflict = leasehold.run(&["job", "payload", "set", &id, "{\"n\": 3}", "--expect", &revision]);
+    assert!(conflict.refused(5).contains("payload_conflict"), "{conflict:?}");
+    assert_eq!(leasehold.run(&["job", "payload", "get", &id]).out, "{\"n\": 2}\n");
+    leasehold.run(&["job", "payload", "set", &id, "[1]"]).refused(2);
+}
+
+#[tokio::test]
+async fn a_secret_reaches_the_program_and_nothing_that_is_stored() {
+    let database = TestDatabase::create().await;
+    let leasehold = Leasehold::on(database.url()).with("MY_TOKEN", "tok-s3cret-value");
+    let _worker = Worker::start(&leasehold, "w", &["--allow-commands", "--secret", "MY_TOKEN"]);
+    let recipe = Recipe::new(concat!(
+        "id: masked\n",
+        "sequence:\n",
+        "  - id: show\n",
+        "    op: command\n",
+        "    inputs:\n",
+        "      argv: [sh, -c, 'printf \"{\\\"length\\\": %s, \\\"token\\\": \\\"%s\\\"}\" ${#T} \"$T\"']\n",
+        "      env: { T: \"${{ secrets.MY_TOKEN }}\" }\n",
+        "  - id: fail\n",
+        "    op: command\n",
+        "    inputs:\n",
+        "      argv: [sh, -c, 'echo \"no: $T\" >&2; exit 3']\n",
+        "      env: { T: \"${{ secrets.MY_TOKEN }}\" }\n",
+    ));
+    let said = leasehold.run(&["run", "--recipe", recipe.path()]);
+    assert!(said.code != 0 && said.err.contains("sh exited with code 3: no: ***"), "{said:?}");
+    let events = results(&leasehold, "1");
+    assert_eq!(events[0]["output"], serde_json::json!({ "length": 16, "token": "***" }));
+    let client = database.client().await;
+    let tables = client
+        .query("select tablename::text from pg_tables where schemaname = 'leasehold'", &[])
+        .await
+        .unwrap();
+    for table in tables {
+        let name: String = table.get(0);
+        let found: i64 = client
+            .query_one(&format!("select count(*) from leasehold.{name} t where t::text like '%s3cret%'"), &[])
+            .await
+            .unwrap()
+            .get(0);
+        assert_eq!(found, 0, "the secret is in {name}");
+    }
+}
+
+#[tokio::test]
+async fn a_program_dies_with_its_worker() {
+    let database = TestDatabase::create().await;
+    let leasehold = Leasehold::on(database.url());
+    let mut worker = Worker::start(&leasehold, "w", &["--allow-commands"]);
+    let file = std::env::temp_dir().join(format!("lh-pid-{}", uuid::Uuid::new_v4()));
+    let recipe = Recipe::new(&format!(
+        "id: long\nop: command\nwith: {{ argv: [sh, -c, 'echo $$ > {}; exec sleep 600'] }}\n",
+        file.display()
+    ));
+    submit(&leasehold, &[recipe.path()]);
+    let program: u32 = eventually(PATIENCE, "the program runs", async || {
+        std::fs::read_to_string(&file).ok()?.trim().parse().ok()
+    })
+    .await;
+    worker.kill();
+    eventually(PATIENCE, "the program has ended", async || {
+        let stat = std::fs::read_to_string(format!("/proc/{program}/stat")).unwrap_or_default();
+        (stat.is_empty() || stat.contains(") Z ")).then_some(())
+    })
+    .await;
+    std::fs::remove_file(&file).unwrap();
+}
