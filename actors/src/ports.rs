@@ -430,10 +430,9 @@ pub struct RecoverAnswer {
 /// Whether the engine that a job ran on can be asked to clean up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuntimeStanding {
-    /// Its node heartbeats, or the job needs none.
+    /// Its node heartbeats and is not UNHEALTHY, or the job needs none.
     Available,
-    /// Its node is forgotten, UNHEALTHY, silent past `RUNTIME_LOST_AFTER`, or has been at another engine for that
-    /// long.
+    /// Its node is forgotten, or has been silent, UNHEALTHY or at another engine for `RUNTIME_LOST_AFTER`.
     Unavailable,
 }
 

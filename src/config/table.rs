@@ -483,7 +483,7 @@ pub const TABLE: &[Setting] = &[
         Node,
         Kind::Duration(secs(1), secs(DAY)),
         Is("60s"),
-        "How long a silent node is waited for before its jobs count as lost"
+        "How long a silent or UNHEALTHY node is waited for before its jobs count as lost"
     ),
     row!(
         OrphanInterval,

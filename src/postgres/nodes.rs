@@ -49,7 +49,7 @@ pub struct NodeRegistration {
     pub engine: EngineInfo,
     /// How long a heartbeat keeps the node fresh.
     pub heartbeat_ttl: Duration,
-    /// How long a silent node is waited for before its jobs count as lost.
+    /// How long a silent or UNHEALTHY node is waited for before its jobs count as lost.
     pub lost_after: Duration,
 }
 

@@ -250,8 +250,11 @@ pub trait StoreHarness: Send + Sync {
     /// Makes a node's last heartbeat so old that it is not waited for any more.
     async fn lose_node(&self, namespace: &Namespace, node: &NodeId);
 
-    /// Sets a node to UNHEALTHY.
+    /// Sets a node to UNHEALTHY, from now on.
     async fn sicken_node(&self, namespace: &Namespace, node: &NodeId);
+
+    /// Makes it so long ago that a node became UNHEALTHY that it is not waited for any more.
+    async fn age_sickness(&self, namespace: &Namespace, node: &NodeId);
 
     /// Removes a node, whatever runs on it.
     async fn forget_node(&self, namespace: &Namespace, node: &NodeId);

@@ -1,5 +1,5 @@
 -- audit_expired.sql: expired leases that nobody has taken over, although recovery might have.
--- A silent node's jobs are left until it counts as lost; a cleanup that was put off is left until its time.
+-- The jobs of a silent or UNHEALTHY node are left until it counts as lost; a cleanup that was put off until its time.
 -- $1 as of   $2 seconds of patience   $3 lines at most
 select l.namespace, l.job_id,
        format('its lease of epoch %s, held by worker %s, expired %s s ago', l.epoch, l.worker_id,
@@ -12,6 +12,6 @@ where l.lease_expires_at < $1 - $2 * interval '1 second'
   and (l.node_id is null or n.node_id is null
        or case when n.engine_id is distinct from l.node_engine_id
                    then n.incarnated_at + n.lost_after_ms * interval '1 ms' < $1 - $2 * interval '1 second'
-               else n.state = 'UNHEALTHY' or n.heartbeat_at + n.heartbeat_ttl_ms * interval '1 ms' > $1
-                    or n.heartbeat_at + n.lost_after_ms * interval '1 ms' < $1 - $2 * interval '1 second' end)
+               else n.state <> 'UNHEALTHY' and n.heartbeat_at + n.heartbeat_ttl_ms * interval '1 ms' > $1
+                    or least(n.unhealthy_since, n.heartbeat_at) + n.lost_after_ms * interval '1 ms' < $1 - $2 * interval '1 second' end)
 order by l.lease_expires_at limit $3

@@ -9,8 +9,9 @@ left join lateral (
            j.backoff_ms, j.backoff_cap_ms, j.trace_parent, l.node_id, l.node_incarnation, l.node_endpoint,
            l.node_engine_id, l.lease_ms, l.container_id,
            l.node_id is not null and (
-               n.node_id is null or n.state = 'UNHEALTHY' or n.engine_id is distinct from l.node_engine_id
-               or n.heartbeat_at + n.lost_after_ms * interval '1 millisecond' <= clock_timestamp()) as runtime_lost,
+               n.node_id is null or n.engine_id is distinct from l.node_engine_id
+               or least(n.unhealthy_since, n.heartbeat_at) + n.lost_after_ms * interval '1 millisecond'
+                  <= clock_timestamp()) as runtime_lost,
            l.claim_epoch, l.claim_renewed, l.cancel_requested_at is not null as cancel_requested,
            (extract(epoch from clock_timestamp() - l.cleanup_pending_since) * 1000000)::bigint as cleanup_pending_us,
            (extract(epoch from l.run_deadline - l.lease_ms * interval '1 millisecond' - clock_timestamp()) * 1000000)::bigint

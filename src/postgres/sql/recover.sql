@@ -8,14 +8,15 @@ with held as materialized (
     from unnest($5::bigint[]) as c (job_id)
     cross join lateral (select l.* from leasehold.leases l where l.job_id = c.job_id for update skip locked) l
     cross join lateral (
-        -- Null: the node has been silent, but not for long enough.
+        -- Null: the node has been silent, or UNHEALTHY, but not for long enough.
         select case when l.node_id is null then false
                     when n.node_id is null then true
                     when n.engine_id is distinct from l.node_engine_id then
                         case when n.incarnated_at + n.lost_after_ms * interval '1 millisecond' <= clock_timestamp()
                              then true end
-                    when n.state = 'UNHEALTHY' then true
-                    when n.heartbeat_at + n.lost_after_ms * interval '1 millisecond' <= clock_timestamp() then true
+                    when least(n.unhealthy_since, n.heartbeat_at) + n.lost_after_ms * interval '1 millisecond'
+                         <= clock_timestamp() then true
+                    when n.state = 'UNHEALTHY' then null
                     when n.heartbeat_at + n.heartbeat_ttl_ms * interval '1 millisecond' > clock_timestamp() then false
                end as runtime_lost
         from (select) one

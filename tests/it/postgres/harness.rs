@@ -240,6 +240,15 @@ impl StoreHarness for PgHarness {
         .await;
     }
 
+    async fn age_sickness(&self, namespace: &Namespace, node: &NodeId) {
+        self.write(
+            "update leasehold.nodes set unhealthy_since = unhealthy_since - interval '4 hours'
+             where namespace = $1 and node_id = $2",
+            &[&namespace.as_str(), &node.as_str()],
+        )
+        .await;
+    }
+
     async fn forget_node(&self, namespace: &Namespace, node: &NodeId) {
         let params: &[&(dyn ToSql + Sync)] = &[&namespace.as_str(), &node.as_str()];
         let statement = "delete from leasehold.node_slots where namespace = $1 and node_id = $2";

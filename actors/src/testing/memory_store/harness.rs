@@ -194,7 +194,7 @@ impl StoreHarness for MemoryStore {
         let mut world = self.world();
         let key = (namespace.clone(), node.clone());
         let node = world.nodes.get_mut(&key).expect("the test registered the node");
-        (node.ready, node.healthy) = (false, true);
+        (node.ready, node.unhealthy_since) = (false, None);
     }
 
     async fn lose_node(&self, namespace: &Namespace, node: &NodeId) {
@@ -206,9 +206,18 @@ impl StoreHarness for MemoryStore {
 
     async fn sicken_node(&self, namespace: &Namespace, node: &NodeId) {
         let mut world = self.world();
+        let now = world.now();
         let key = (namespace.clone(), node.clone());
         let node = world.nodes.get_mut(&key).expect("the test registered the node");
-        (node.ready, node.healthy) = (false, false);
+        node.ready = false;
+        node.unhealthy_since.get_or_insert(now);
+    }
+
+    async fn age_sickness(&self, namespace: &Namespace, node: &NodeId) {
+        let mut world = self.world();
+        let key = (namespace.clone(), node.clone());
+        let node = world.nodes.get_mut(&key).expect("the test registered the node");
+        *node.unhealthy_since.as_mut().expect("the test made it UNHEALTHY") -= TimeDelta::hours(4);
     }
 
     async fn forget_node(&self, namespace: &Namespace, node: &NodeId) {

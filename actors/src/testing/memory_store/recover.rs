@@ -60,8 +60,8 @@ impl World {
             && self.standing(&row.namespace, lease.placement.as_ref()).is_some()
     }
 
-    /// Whether the engine of a placement can be asked; none while its node has been silent for less than the time
-    /// after which it counts as lost.
+    /// Whether the engine of a placement can be asked; none while its node has been silent, or UNHEALTHY, for
+    /// less than the time after which it counts as lost.
     fn standing(&self, namespace: &Namespace, placement: Option<&Placement>) -> Option<RuntimeStanding> {
         let Some(placement) = placement else { return Some(RuntimeStanding::Available) };
         let Some(node) = self.nodes.get(&(namespace.clone(), placement.node.clone())) else {
@@ -72,9 +72,11 @@ impl World {
             let lost = node.registered_at + LOST_AFTER <= self.now();
             return lost.then_some(RuntimeStanding::Unavailable);
         }
+        let given_up = node.unhealthy_since.is_some_and(|since| since + LOST_AFTER <= self.now());
         match node {
-            Node { healthy: false, .. } | Node { lost: true, .. } => Some(RuntimeStanding::Unavailable),
-            Node { fresh: false, .. } => None,
+            Node { lost: true, .. } => Some(RuntimeStanding::Unavailable),
+            Node { .. } if given_up => Some(RuntimeStanding::Unavailable),
+            Node { fresh: false, .. } | Node { unhealthy_since: Some(_), .. } => None,
             Node { .. } => Some(RuntimeStanding::Available),
         }
     }

@@ -113,7 +113,7 @@ impl World {
             engine_id: node.engine_id.clone(),
             incarnation,
             ready: true,
-            healthy: true,
+            unhealthy_since: None,
             fresh: true,
             lost: false,
             max_concurrency: node.max_concurrency,

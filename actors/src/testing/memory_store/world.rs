@@ -196,7 +196,8 @@ pub(super) struct Node {
     /// Since when it is at this engine.
     pub(super) registered_at: DateTime<Utc>,
     pub(super) ready: bool,
-    pub(super) healthy: bool,
+    /// Since when it is UNHEALTHY.
+    pub(super) unhealthy_since: Option<DateTime<Utc>>,
     pub(super) fresh: bool,
     /// Silent for so long that it is not waited for any more.
     pub(super) lost: bool,
