@@ -15,7 +15,7 @@ use super::{
     plan,
 };
 use crate::{
-    domain::{ContainerId, Failure, FailureKind},
+    domain::{ContainerId, Failure, FailureKind, OnOrphan},
     error::{Applied, EngineError, EngineErrorKind},
     fence::ContainerGuard,
     ports::{ContainerEngine, ContainerPlan, ContainerStatus, LogOffsets},
@@ -129,17 +129,21 @@ impl Run {
         match end {
             End::Exit(exit) => self.conclude(id, &exit).await,
             End::Stopped => {
-                self.remove(id).await;
+                if !self.is_left_to_its_adopter() {
+                    self.remove(id).await;
+                }
                 WorkOutcome::Stopped
             }
             End::Unstoppable => {
-                self.sweep(id.clone());
+                if !self.is_left_to_its_adopter() {
+                    self.sweep(id.clone());
+                }
                 WorkOutcome::Stopped
             }
             End::Gone => Halt::fail(
                 FailureKind::System,
                 "container_gone",
-                format!("somebody removed container {} while it was running", self.plan.name),
+                format!("container {} was removed while it was running, and not by this run", self.plan.name),
             )
             .outcome(),
             End::EngineLost(reason) => {
@@ -170,6 +174,12 @@ impl Run {
             self.remove(id).await;
         }
         verdict.outcome
+    }
+
+    /// Whoever adopted it meanwhile watches it, and is to see a container that was stopped, not one that is gone. He
+    /// removes it, or a recovery does, or the node's agent.
+    fn is_left_to_its_adopter(&self) -> bool {
+        self.plan.spec.on_orphan == OnOrphan::Adopt && self.lease.stop_reason() == Some(StopReason::LeaseLost)
     }
 
     // -- what all steps share ---------------------------------------------------------------------------
