@@ -58,7 +58,7 @@ pub enum EngineErrorKind {
     Unreachable,
     /// The engine did not answer in time.
     Timeout,
-    /// There is no such container.
+    /// There is no such container: an inspection finds none. Not what a container that is there lacks.
     NoSuchContainer,
     /// There is no such image, and none can be pulled.
     NoSuchImage,

@@ -72,13 +72,17 @@ pub(super) fn classify(operation: &'static str, error: Error) -> EngineError {
     }
 }
 
-/// Classifies a status and the engine's words.
+/// Classifies a status and the engine's words. A 404 alone tells nothing: it is also the answer for a network, and
+/// for a sandbox that a live-restoring engine could not restore, of a container that runs.
 fn refusal(operation: &'static str, status: u16, message: &str) -> EngineError {
     let kind = match status {
         _ if is_version_refusal(message) => EngineErrorKind::Engine,
         _ if speaks_tls(message) => EngineErrorKind::Engine,
         400 => EngineErrorKind::BadRequest,
-        404 => EngineErrorKind::NoSuchContainer,
+        404 if speaks_of(message, "no such container") => EngineErrorKind::NoSuchContainer,
+        404 if speaks_of(message, "no such image") || speaks_of(message, "image not known") => {
+            EngineErrorKind::NoSuchImage
+        }
         409 => EngineErrorKind::Conflict,
         _ => EngineErrorKind::Engine,
     };
@@ -100,14 +104,24 @@ pub(super) fn is_version_refusal(message: &str) -> bool {
     message.contains("client version") && (message.contains("too old") || message.contains("too new"))
 }
 
+fn speaks_of(message: &str, words: &str) -> bool {
+    message.to_ascii_lowercase().contains(words)
+}
+
+/// "network x not found", of a network that the job's definition names. (A 5xx in such words is the engine's trouble.)
+fn misses_a_network(error: &EngineError) -> bool {
+    error.applied == Applied::No && error.message.contains("network ") && error.message.ends_with("not found")
+}
+
 fn speaks_tls(message: &str) -> bool {
     message.contains("HTTP request to an HTTPS server")
 }
 
-/// What a refused create means. 404 is the image's, unless the words name something else.
+/// What a refused create means.
 pub(super) fn classify_create(mut error: EngineError) -> EngineError {
-    if error.kind == EngineErrorKind::NoSuchContainer {
-        error.kind = EngineErrorKind::NoSuchImage;
+    if error.kind == EngineErrorKind::NoSuchContainer || misses_a_network(&error) {
+        // Of another container or a network that the definition names; this one is only being created.
+        error.kind = EngineErrorKind::BadRequest;
     } else if NOT_A_DIRECTORY.iter().any(|words| error.message.contains(words)) {
         // Not a 400, though it is the definition's fault.
         error.kind = EngineErrorKind::BadRequest;
@@ -131,8 +145,8 @@ pub(super) fn classify_failed_start(mut error: EngineError, code: Option<i64>) -
     if exit_code.is_some() {
         error.kind = EngineErrorKind::BadRequest;
         error.exit_code = exit_code;
-    } else if error.kind == EngineErrorKind::NoSuchContainer && error.message.contains("network") {
-        // "network x not found" is a 404 as well; it is the job's definition that names the network.
+    } else if error.kind == EngineErrorKind::NoSuchContainer || misses_a_network(&error) {
+        // This one is there: it is another container, or a network, that the job's definition names.
         error.kind = EngineErrorKind::BadRequest;
     }
     error.applied = Applied::No;
@@ -214,7 +228,7 @@ mod tests {
     fn statuses_become_kinds_and_only_a_server_error_may_have_happened() {
         for (status, kind, applied) in [
             (400, EngineErrorKind::BadRequest, Applied::No),
-            (404, EngineErrorKind::NoSuchContainer, Applied::No),
+            (404, EngineErrorKind::Engine, Applied::No),
             (409, EngineErrorKind::Conflict, Applied::No),
             (403, EngineErrorKind::Engine, Applied::No),
             (500, EngineErrorKind::Engine, Applied::Maybe),
@@ -224,6 +238,36 @@ mod tests {
             assert_eq!((error.kind, error.applied), (kind, applied), "{status}");
             assert_eq!(error.message, "words of the engine");
         }
+    }
+
+    #[test]
+    fn a_404_is_believed_for_what_it_names_and_nothing_else() {
+        for (words, kind) in [
+            ("No such container: 4f0e", EngineErrorKind::NoSuchContainer),
+            (
+                "no container with name or ID \"4f0e\" found: no such container",
+                EngineErrorKind::NoSuchContainer,
+            ),
+            ("No such image: lab/none:9", EngineErrorKind::NoSuchImage),
+            ("sandbox 2b302ab1 not found", EngineErrorKind::Engine),
+            ("network lab not found", EngineErrorKind::Engine),
+            ("page not found", EngineErrorKind::Engine),
+            ("", EngineErrorKind::Engine),
+        ] {
+            let error = classify("mark", answer(404, words));
+            assert_eq!((error.kind, error.applied), (kind, Applied::No), "{words}");
+        }
+    }
+
+    #[test]
+    fn what_a_definition_names_and_the_engine_has_not_is_the_definitions_fault() {
+        for words in ["network lab not found", "No such container: the-other"] {
+            let create = classify_create(classify("create", answer(404, words)));
+            let start = classify_failed_start(classify("start", answer(404, words)), Some(128));
+            assert_eq!([create.kind, start.kind], [EngineErrorKind::BadRequest; 2], "{words}");
+        }
+        let start = classify_failed_start(classify("start", answer(404, "sandbox 2b30 not found")), Some(0));
+        assert_eq!(start.kind, EngineErrorKind::Engine);
     }
 
     /// DK-31

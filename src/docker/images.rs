@@ -43,7 +43,7 @@ impl DockerEngine {
             .await;
         match answer {
             Ok(_) => Ok(true),
-            Err(error) if error.kind == EngineErrorKind::NoSuchContainer => Ok(false),
+            Err(error) if error.kind == EngineErrorKind::NoSuchImage => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -123,7 +123,7 @@ impl DockerEngine {
         let Err(error) = answer else { return Ok(()) };
         match self.look_at(id.as_str()).await {
             Ok(Some(status)) if status.name == marked => Ok(()),
-            _ => Err(error),
+            seen => Err(as_seen(error, &seen)),
         }
     }
 
@@ -177,13 +177,15 @@ impl DockerEngine {
             })
             .await;
         let Err(error) = answer else { return Ok(()) };
-        match error.kind {
-            EngineErrorKind::NoSuchContainer => Ok(()),
-            EngineErrorKind::Conflict => match self.look_at(id.as_str()).await? {
-                Some(ContainerStatus { state: ContainerState::Running { .. }, .. }) => Err(error),
-                _ => Ok(()),
-            },
-            _ => Err(error),
+        if !answered(&error) {
+            return Err(error);
+        }
+        let seen = self.look_at(id.as_str()).await;
+        match &seen {
+            Ok(Some(ContainerStatus { state: ContainerState::Running { .. }, .. })) | Err(_) => {
+                Err(as_seen(error, &seen))
+            }
+            Ok(_) => Ok(()),
         }
     }
 
@@ -196,17 +198,41 @@ impl DockerEngine {
                 client.remove_container(id.as_str(), Some(options)).await
             })
             .await;
-        match answer {
-            Err(error) if error.kind == EngineErrorKind::NoSuchContainer => Ok(()),
-            Err(error)
-                if error.kind == EngineErrorKind::Conflict
-                    && error.message.contains("already in progress") =>
-            {
-                Ok(())
-            }
-            other => other,
+        let Err(error) = answer else { return Ok(()) };
+        if error.kind == EngineErrorKind::Conflict && error.message.contains("already in progress") {
+            return Ok(());
+        }
+        if !answered(&error) {
+            return Err(error);
+        }
+        match self.look_at(id.as_str()).await {
+            Ok(None) => Ok(()),
+            seen => Err(as_seen(error, &seen)),
         }
     }
+}
+
+/// The engine refused; it is not that nobody knows.
+fn answered(error: &EngineError) -> bool {
+    !matches!(error.kind, EngineErrorKind::Unreachable | EngineErrorKind::Timeout)
+}
+
+/// An error beside what an inspection says: only that is believed on whether there is such a container.
+pub(super) fn as_seen(
+    mut error: EngineError,
+    seen: &Result<Option<ContainerStatus>, EngineError>,
+) -> EngineError {
+    match seen {
+        Ok(None) => error.kind = EngineErrorKind::NoSuchContainer,
+        Ok(Some(_)) if error.kind == EngineErrorKind::NoSuchContainer => error.kind = EngineErrorKind::Engine,
+        Ok(Some(_)) => {}
+        Err(unknown) if answered(&error) => {
+            let message = format!("{}; is it there? {}", error.message, unknown.message);
+            error = EngineError { kind: unknown.kind, message, ..error };
+        }
+        Err(_) => {}
+    }
+    error
 }
 
 fn carries(status: &ContainerStatus, labels: &[(String, String)]) -> bool {

@@ -23,7 +23,7 @@ use leasehold_actors::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{DockerEngine, error};
+use super::{DockerEngine, error, lifecycle::as_seen};
 
 const OPERATION: &str = "logs";
 /// A live stream that nobody asks for is let go: unread output would stop the program.
@@ -174,6 +174,10 @@ impl Follower {
                         self.given[index(chunk.stream)] += chunk.data.len();
                         return Some(Ok(chunk));
                     }
+                }
+                Some(Err(error)) if error.kind == EngineErrorKind::NoSuchContainer => {
+                    let seen = self.engine.clone().look_at(self.id.clone().as_str()).await;
+                    return Some(Err(as_seen(error, &seen)));
                 }
                 Some(Err(error)) => return Some(Err(error)),
                 None => match ended(&self.engine.clone(), &self.id.clone(), self.live).await {

@@ -111,7 +111,15 @@ impl DockerEngine {
                     waiting = None;
                     answered = true;
                 }
-                Ok(Some(Err(error))) => return Err(error::classify(OPERATION, error)),
+                Ok(Some(Err(refused))) => {
+                    let error = error::classify(OPERATION, refused);
+                    if error.kind != EngineErrorKind::NoSuchContainer {
+                        return Err(error);
+                    }
+                    // That is for the next look to say.
+                    waiting = None;
+                    answered = true;
+                }
                 Ok(None) => {
                     return Err(error::engine_error(
                         OPERATION,

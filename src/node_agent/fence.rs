@@ -231,7 +231,7 @@ async fn end(engine: &DockerEngine, status: ContainerStatus) -> Result<(), Strin
     let ended = match status.state {
         ContainerState::Running { .. } => {
             if !status.name.ends_with(MARK) {
-                let _there = mark(engine, &status, &status.name).await;
+                let _marked = mark(engine, &status, &status.name).await;
             }
             tracing::warn!(container = status.name, "killing it: this node may count as lost");
             engine.kill(&status.id).await

@@ -246,13 +246,9 @@ fn judge(container: &Labelled, standing: Option<&StandingClaim>) -> Option<Orpha
 
 async fn reap(engine: &dyn ContainerEngine, container: Labelled, orphan: Orphan) -> Fate {
     let name = container.name().to_owned();
-    let there = if container.status.name == name {
-        mark(engine, &container.status, &name).await
-    } else {
-        !matches!(engine.inspect(&container.status.id).await, Ok(None))
-    };
+    let marked_now = container.status.name == name && mark(engine, &container.status, &name).await;
     // A job whose container was removed first and whose end was told after looks like this.
-    if !there {
+    if !marked_now && matches!(engine.inspect(&container.status.id).await, Ok(None)) {
         return Fate::Gone;
     }
     match engine.remove(&container.status.id).await {
@@ -268,15 +264,14 @@ async fn reap(engine: &dyn ContainerEngine, container: Labelled, orphan: Orphan)
 }
 
 /// Marks before anything ends the container. What follows is never more than a SIGKILL, so a mark that fails
-/// costs only the better word for it. False when there is no such container any more.
+/// costs only the better word for it, whatever the engine refuses it with. Whether it was marked now.
 pub(super) async fn mark(engine: &dyn ContainerEngine, status: &ContainerStatus, name: &str) -> bool {
     match timeout(MARK_LIMIT, engine.mark_stopped(&status.id, name)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) if error.kind == EngineErrorKind::NoSuchContainer => return false,
+        Ok(Ok(())) => return true,
         Ok(Err(error)) => tracing::debug!(container = name, %error, "not marked"),
         Err(_) => tracing::debug!(container = name, "no answer to the mark"),
     }
-    true
+    false
 }
 
 /// The task that makes the passes; it ends with this handle.

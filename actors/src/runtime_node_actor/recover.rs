@@ -286,9 +286,7 @@ impl Recovery {
         let marked = match mark.await {
             Ok(Ok(())) => true,
             Ok(Err(Trouble::Stop)) => return Err(Trouble::Stop),
-            Ok(Err(Trouble::Engine(error))) if error.kind == EngineErrorKind::NoSuchContainer => {
-                return Ok(lost("its container is gone"));
-            }
+            // Whatever the refusal says: the look that follows tells whether there is anything to stop.
             Ok(Err(trouble)) => {
                 tracing::warn!(container = %name, ?trouble, "not marked, so it is killed");
                 false
@@ -338,7 +336,10 @@ impl Recovery {
         let mut status = match self.patiently("wait", || self.engine().wait(id)).await {
             Ok(status) => status,
             Err(Trouble::Engine(error)) if error.kind == EngineErrorKind::NoSuchContainer => {
-                return Ok(lost("its container is gone"));
+                return match self.look(id).await? {
+                    None => Ok(lost("its container is gone")),
+                    Some(_) => Err(Trouble::Engine(error)),
+                };
             }
             Err(trouble) => return Err(trouble),
         };
@@ -418,7 +419,9 @@ impl Recovery {
             for id in found {
                 // Unmarked it is killed all the same: a SIGKILL is never taken for its own end.
                 let _ = timeout(MARK, self.engine().mark_stopped(&id, &self.run.plan.name)).await;
-                self.patiently("kill", || self.engine().kill(&id)).await?;
+                if let Err(trouble) = self.patiently("kill", || self.engine().kill(&id)).await {
+                    tracing::warn!(container = %id, ?trouble, "not killed, so it is removed by force");
+                }
                 self.remove(&id).await?;
             }
             Ok(())

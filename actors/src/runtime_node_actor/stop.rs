@@ -6,12 +6,11 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::{
-    run::{End, FIRST_WAIT, Run},
+    run::{End, FIRST_WAIT, Run, is_passing},
     watch::is_over,
 };
 use crate::{
     domain::ContainerId,
-    error::EngineErrorKind,
     ports::{ContainerState, ContainerStatus},
     work::StopReason,
 };
@@ -45,8 +44,12 @@ impl Run {
         let mark = timeout(MARK_LIMIT.min(budget / 4), self.engine().mark_stopped(id, &self.plan.name));
         match mark.await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) if error.kind == EngineErrorKind::NoSuchContainer => return Ok(Some(End::Gone)),
+            // Whatever the refusal says: the mark is evidence of whose exit it is, and none of there being nothing to stop.
             Ok(Err(error)) => {
+                let look = timeout(MARK_LIMIT.min(budget / 4), self.look(id));
+                if !is_passing(&error) && matches!(look.await, Ok(Ok(None))) {
+                    return Ok(Some(End::Gone));
+                }
                 tracing::warn!(container = %self.plan.name, %error, "not marked, so it is killed");
                 return Err(());
             }
@@ -84,8 +87,12 @@ impl Run {
                         return end;
                     }
                 }
-                Err(error) if error.kind == EngineErrorKind::NoSuchContainer => return End::Gone,
-                Err(error) => tracing::warn!(container = %self.plan.name, %error, "not killed, trying again"),
+                Err(error) => {
+                    if !is_passing(&error) && matches!(self.look(id).await, Ok(None)) {
+                        return End::Gone;
+                    }
+                    tracing::warn!(container = %self.plan.name, %error, "not killed, trying again");
+                }
             }
             sleep(FIRST_WAIT).await;
         }

@@ -56,7 +56,6 @@ impl Run {
                     pause = (pause * 2).min(LAST_WAIT);
                     continue;
                 }
-                Err(error) if error.kind == EngineErrorKind::NoSuchContainer => return End::Gone,
                 Err(error) => {
                     let looking = down_since.is_some();
                     let since = *down_since.get_or_insert_with(Instant::now);

@@ -7,6 +7,7 @@ mod images;
 mod jobs;
 mod node_agent;
 mod node_fence;
+mod not_found;
 mod orphans;
 mod outages;
 mod output;

@@ -237,7 +237,9 @@ async fn a_container_that_does_not_obey_is_killed_after_its_grace() {
 /// A stop without the mark would be taken for the program's own end.
 #[tokio::test(start_paused = true)]
 async fn a_container_that_cannot_be_marked_is_killed() {
-    for trouble in [Trouble::Fails(EngineErrorKind::Engine, "no"), Trouble::Silent] {
+    // What a container lacks is "not found" too.
+    let lacks = Trouble::Fails(EngineErrorKind::NoSuchContainer, "sandbox 2b302ab1 not found");
+    for trouble in [Trouble::Fails(EngineErrorKind::Engine, "no"), lacks, Trouble::Silent] {
         let bed = lost_while_running(engine(obedient()).trouble(Call::Mark, trouble)).await;
         assert_lost(&recovered(&bed).await, "let its lease expire");
         assert_eq!((bed.engine.count(Call::Stop), bed.engine.count(Call::Kill)), (0, 1), "{trouble:?}");

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use super::bed::{Bed, ENGINE, IMAGE, LEASE, NAME, assert_failed, completed, eventually};
 use crate::{
-    domain::FailureKind,
+    domain::{FailureKind, OnOrphan},
     error::EngineErrorKind,
     fence::Kill,
     ports::LogStream,
@@ -160,6 +160,55 @@ async fn a_lost_lease_writes_nothing_more() {
     run.await.expect("no panic");
     assert_eq!(bed.flaky.calls(Operation::AppendLogs), appends);
     assert_eq!(bed.text(LogStream::Stdout), "");
+}
+
+/// A 404 at the mark may speak of what the container lacks: an engine that restored it without its network sandbox
+/// renames it no more, and it runs on.
+#[tokio::test(start_paused = true)]
+async fn a_container_whose_mark_is_answered_with_not_found_is_killed_all_the_same() {
+    for reason in REASONS {
+        let (bed, run) = running(obedient()).await;
+        let words = "sandbox 2b302ab1 not found";
+        bed.engine.make_trouble(Call::Mark, Trouble::Fails(EngineErrorKind::NoSuchContainer, words));
+        bed.stop(reason, GRACE);
+        assert_eq!(run.await.expect("no panic"), WorkOutcome::Stopped, "{reason:?}");
+        assert_eq!((bed.engine.count(Call::Stop), bed.engine.count(Call::Kill)), (0, 1), "{reason:?}");
+        assert!(bed.engine.containers().is_empty(), "{reason:?}");
+    }
+}
+
+/// Nor is it believed of a kill, or of the wait.
+#[tokio::test(start_paused = true)]
+async fn a_not_found_is_believed_only_where_a_look_finds_nothing() {
+    let bogus = Trouble::Fails(EngineErrorKind::NoSuchContainer, "sandbox 2b302ab1 not found");
+    let (bed, run) = running(stubborn().trouble(Call::Wait, bogus)).await;
+    sleep(Duration::from_secs(5)).await;
+    assert!(!run.is_finished(), "it runs");
+    bed.engine.make_trouble(Call::Mark, bogus);
+    bed.engine.make_trouble(Call::Kill, bogus);
+    bed.stop(StopReason::Canceled, GRACE);
+    assert_eq!(run.await.expect("no panic"), WorkOutcome::Stopped);
+    assert_eq!(bed.engine.count(Call::Kill), 2);
+    assert!(bed.engine.containers().is_empty());
+    // One that is gone is.
+    let (bed, run) = running(stubborn()).await;
+    bed.engine.remove_all();
+    assert_failed(&run.await.expect("no panic"), FailureKind::System, "container_gone");
+}
+
+/// Somebody may have adopted it: he is to see that it was stopped.
+#[tokio::test(start_paused = true)]
+async fn a_lost_lease_leaves_a_stopped_container_to_its_adopter() {
+    for reason in REASONS {
+        let bed = Bed::with(obedient(), |spec| spec.on_orphan = OnOrphan::Adopt).await;
+        let run = bed.start();
+        eventually("it runs", || bed.engine.is_running()).await;
+        bed.stop(reason, GRACE);
+        assert_eq!(run.await.expect("no panic"), WorkOutcome::Stopped, "{reason:?}");
+        assert!(!bed.engine.is_running(), "{reason:?}");
+        let left = if reason == StopReason::LeaseLost { vec![format!("{NAME}.stopped")] } else { vec![] };
+        assert_eq!(bed.engine.containers(), left, "{reason:?}");
+    }
 }
 
 /// A mark that is not confirmed: killed, since an exit after a plain stop would pass for the program's own.
