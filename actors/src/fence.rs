@@ -15,6 +15,10 @@
 //! A workload that is told to stop for another reason (cancel, timeout, drain) gets a kill time of its own,
 //! never later than the deadline.
 //!
+//! A process that was frozen (a suspend, a paused container, SIGSTOP) finds its deadlines long past when it wakes up. Its
+//! work was frozen too and had no time to end, so the second after which it counts as stuck begins anew whenever the
+//! fence's own thread comes [`OVERSLEPT`] too late to look.
+//!
 //! What has *ended* is never guessed: an entry is over when every [`Hold`] on it is dropped and its container,
 //! if it had one, is known to be gone. Until then its permit cannot become free.
 
@@ -46,6 +50,9 @@ pub use guards::{ContainerGuard, Hold, Watch};
 
 /// How long after its kill a workload that has still not ended counts as stuck.
 pub const STUCK_AFTER: Duration = Duration::from_secs(1);
+
+/// A look at an entry that comes later than planned by this much says that the whole process stood still.
+const OVERSLEPT: Duration = Duration::from_millis(500);
 
 /// The longest sleep of the fence's thread while it watches anything: a suspend freezes sleeps, so this is
 /// how soon after waking up an overdue workload is ended.
@@ -203,7 +210,9 @@ impl Shared {
 
     /// Does what an entry's time has come for, and puts it back for the next time.
     fn act(self: &Arc<Self>, entry: &Arc<Entry>, now: BootInstant, on_stuck: &OnStuck) {
-        let (todo, next) = entry.on_time(now);
+        // It stands nowhere in the table now, so nobody moves it.
+        let planned = BootInstant::from_nanos(entry.position.load(Ordering::Relaxed));
+        let (todo, next) = entry.on_time(now, planned);
         if todo.lost {
             tracing::warn!(job = %entry.terms.job, epoch = %entry.terms.epoch,
                 "lease not renewed in time: the fence asks its work to stop");

@@ -12,7 +12,7 @@ use std::{
 use tokio::{sync::Notify, task::AbortHandle};
 
 use super::{
-    KILL_RETRY, Kill, STUCK_AFTER, Shared,
+    KILL_RETRY, Kill, OVERSLEPT, STUCK_AFTER, Shared,
     guards::{ContainerGuard, Hold},
     lock,
 };
@@ -63,6 +63,8 @@ pub(super) struct State {
     /// When it was first ended by force.
     pub(super) killed_at: Option<BootInstant>,
     pub(super) stuck: bool,
+    /// The process stood still, so until then its work is given time to end.
+    pub(super) spared_until: Option<BootInstant>,
     pub(super) holds: u32,
     pub(super) begun: bool,
     /// The work ends the lease itself, under this command.
@@ -115,6 +117,7 @@ impl Entry {
             killing: false,
             killed_at: None,
             stuck: false,
+            spared_until: None,
             holds: 0,
             begun: false,
             pledge: None,
@@ -182,7 +185,8 @@ impl Entry {
     #[must_use]
     pub fn is_stuck(&self) -> bool {
         let state = lock(&self.state);
-        !state.is_over() && state.begun && state.killed_when().later(STUCK_AFTER).has_passed()
+        let spared = state.spared_until.is_some_and(|until| !until.remaining().is_zero());
+        !state.is_over() && state.begun && !spared && state.killed_when().later(STUCK_AFTER).has_passed()
     }
 
     /// Resolves when the work must stop.
@@ -242,8 +246,12 @@ impl Entry {
         ContainerGuard { entry: Arc::clone(self), gone: false }
     }
 
-    pub(super) fn on_time(&self, now: BootInstant) -> (Todo, Option<BootInstant>) {
+    /// A look at `now` that was due at `planned`: what is to be done, and when the next look is due.
+    pub(super) fn on_time(&self, now: BootInstant, planned: BootInstant) -> (Todo, Option<BootInstant>) {
         let mut state = lock(&self.state);
+        if now >= planned.after(OVERSLEPT) {
+            state.spared_until = Some(now.after(STUCK_AFTER));
+        }
         let mut todo = Todo::default();
         if state.is_over() {
             return (todo, None);
@@ -278,7 +286,8 @@ impl Entry {
             state.killing = true;
             todo.kill = Some(kill);
         }
-        if state.begun && !state.stuck && now >= kill_at.after(STUCK_AFTER) {
+        let spared = state.spared_until.is_some_and(|until| now < until);
+        if state.begun && !state.stuck && !spared && now >= kill_at.after(STUCK_AFTER) {
             state.stuck = true;
             todo.stuck = true;
         }

@@ -152,6 +152,37 @@ async fn work_that_does_not_end_is_told_of_once_and_counts_as_stuck() {
     assert!(job.1.try_recv().is_err(), "told once");
 }
 
+/// A process that was frozen past its deadline wakes up: its work was frozen too, and is given the second that it would
+/// have had. After that it is as stuck as any other.
+#[tokio::test]
+async fn work_that_was_frozen_with_its_process_is_given_time_to_end_before_it_counts_as_stuck() {
+    let s = Duration::from_secs;
+    let watch = Watch::unfenced(terms(Duration::ZERO, ms(100), ms(10)));
+    let _hold = watch.entry().hold();
+    let due = watch.entry().deadline().boot();
+    let woken = due.after(s(600));
+    let (todo, next) = watch.entry().on_time(woken, due);
+    assert!(todo.by_force && !todo.stuck, "ended by force at once, but not called stuck");
+    assert!(!watch.entry().is_stuck());
+    let next = next.expect("it goes on");
+    assert!(next >= woken.after(STUCK_AFTER));
+    // Frozen once more, in that second.
+    let again = next.after(s(60));
+    let (todo, next) = watch.entry().on_time(again, next);
+    assert!(!todo.stuck);
+    let next = next.expect("it goes on");
+    assert!(watch.entry().on_time(next, next).0.stuck, "it had its time");
+    assert!(!watch.entry().on_time(next.after(s(1)), next.after(s(1))).0.stuck, "told once");
+
+    let watch = Watch::unfenced(terms(Duration::ZERO, ms(100), ms(10)));
+    let _hold = watch.entry().hold();
+    let due = watch.entry().deadline().boot();
+    let (todo, next) = watch.entry().on_time(due, due);
+    assert!(todo.by_force && !todo.stuck);
+    let next = next.expect("it goes on");
+    assert!(watch.entry().on_time(next, next).0.stuck, "nothing stood still: one second is all");
+}
+
 #[tokio::test]
 async fn what_has_ended_is_not_watched_and_a_kill_of_it_does_nothing() {
     let fence = fence();
