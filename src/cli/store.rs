@@ -34,9 +34,10 @@ pub(super) fn with_store<T>(
 impl From<ConnectError> for CliError {
     fn from(error: ConnectError) -> Self {
         let exit = match &error {
-            ConnectError::Unreachable(_) | ConnectError::Standby | ConnectError::Superseded(_) => {
-                Exit::Unreachable
-            }
+            ConnectError::Unreachable(_)
+            | ConnectError::Full(_)
+            | ConnectError::Standby
+            | ConnectError::Superseded(_) => Exit::Unreachable,
             ConnectError::Newer { .. } => Exit::Refused,
             ConnectError::Address(_)
             | ConnectError::NotMigrated { .. }

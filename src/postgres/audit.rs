@@ -117,9 +117,10 @@ macro_rules! check {
     };
 }
 
-static CHECKS: [Check; 24] = [
+static CHECKS: [Check; 25] = [
     check!("audit_tokens", Violation, "L1"),
     check!("audit_deadlines", Violation, "L3"),
+    check!("audit_expiry", Violation, "L3"),
     check!("audit_epochs", Violation, "L4"),
     check!("audit_conservation", Violation, "L6"),
     check!("audit_ended_once", Violation, "L6"),

@@ -58,7 +58,7 @@ impl PgStore {
     ) -> Result<CancelAnswer, StoreError> {
         let grace = i64::try_from(stop_grace.as_millis()).unwrap_or(i64::MAX).clamp(0, MAX_STOP_GRACE_MS);
         let params: [Param<'_>; 3] = [&namespace.as_str(), &job.0, &grace];
-        for _ in 0..LOOKS {
+        for look in 0..LOOKS {
             let rows = self.call("request_cancel", &CANCEL, &params).await?;
             let columns = Columns::only("request_cancel", &rows)?;
             if columns.get("canceled")? {
@@ -74,6 +74,10 @@ impl PgStore {
             }
             if !columns.get("known")? {
                 return Ok(CancelAnswer::NotFound);
+            }
+            if look == LOOKS / 2 {
+                // In one snapshot it stands somewhere, unless its row is gone.
+                self.show_job(namespace, job).await?;
             }
             // It moved between two tables while the statement looked: its snapshot shows it in neither.
             // A younger one does.

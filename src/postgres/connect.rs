@@ -26,6 +26,12 @@ pub enum ConnectError {
     /// Nobody answers, or the server refuses this user or database.
     #[error("cannot reach the database: {0}; is the server up, and is DATABASE_URL right?")]
     Unreachable(String),
+    /// The server has no connection left for us.
+    #[error(
+        "the database has no connection left: {0}; raise the server's max_connections (or the limit of this user or \
+         database), or lower DATABASE_POOL_SIZE of the workers"
+    )]
+    Full(String),
     /// A standby or a read-only server answered.
     #[error(
         "the database is a standby and takes no writes; let DATABASE_URL name the primary, or all servers, \
@@ -70,7 +76,7 @@ impl ConnectError {
     /// True when trying again later may help without anybody changing a setting.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Unreachable(_) | Self::Standby | Self::Superseded(_))
+        matches!(self, Self::Unreachable(_) | Self::Full(_) | Self::Standby | Self::Superseded(_))
     }
 }
 
@@ -178,13 +184,17 @@ pub(super) async fn primary(
     if let Some(best) = best {
         return Ok(best);
     }
-    if refused.len() == 1 || refused.iter().all(|(e, _)| matches!(e, ConnectError::Standby)) {
+    let all = |sort: fn(&ConnectError) -> bool| refused.iter().all(|(e, _)| sort(e));
+    if refused.len() == 1
+        || all(|e| matches!(e, ConnectError::Standby))
+        || all(|e| matches!(e, ConnectError::Full(_)))
+    {
         return Err(refused.swap_remove(0).0);
     }
     let each: Vec<String> = refused
         .iter()
         .map(|(e, address)| match e {
-            ConnectError::Unreachable(why) => format!("{}: {why}", address.name()),
+            ConnectError::Unreachable(why) | ConnectError::Full(why) => format!("{}: {why}", address.name()),
             ConnectError::Standby => format!("{}: a standby", address.name()),
             other => format!("{}: {other}", address.name()),
         })
@@ -298,7 +308,10 @@ async fn plain(
     let connected = tokio::time::timeout(limit, config.connect(address.tls.clone())).await;
     let (client, connection) = connected
         .map_err(|_| ConnectError::Unreachable(format!("no answer within {limit:?}")))?
-        .map_err(|e| ConnectError::Unreachable(error::describe(&e)))?;
+        .map_err(|e| match error::is_full(&e) {
+            true => ConnectError::Full(error::describe(&e)),
+            false => ConnectError::Unreachable(error::describe(&e)),
+        })?;
     tokio::spawn(connection);
     Ok(client)
 }

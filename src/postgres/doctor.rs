@@ -1,6 +1,9 @@
 //! The checks of `leasehold doctor`: what is wrong, and what to do about it.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use chrono::{DateTime, Utc};
 use leasehold_actors::{domain::Namespace, error::StoreError};
@@ -75,6 +78,10 @@ pub async fn diagnose(settings: &DatabaseSettings, io: Handle, namespace: &Names
                 ConnectError::UnsafeDefault { .. } => "set it as the line says, then connect anew",
                 ConnectError::Standby => "let DATABASE_URL name the primary",
                 ConnectError::Superseded(_) => "let DATABASE_URL name the present primary",
+                ConnectError::Full(_) => {
+                    "raise max_connections and restart the server, lower DATABASE_POOL_SIZE, or end sessions that nobody \
+                     needs (pg_stat_activity)"
+                }
                 ConnectError::Address(_) | ConnectError::Unreachable(_) => {
                     "start the server, or correct DATABASE_URL"
                 }
@@ -100,8 +107,9 @@ impl PgStore {
             }
         };
         let round_trip = asked.elapsed();
+        let nodes = self.node_list(namespace).await;
         let checks = Columns::only("doctor", &rows).and_then(|facts| {
-            Ok(vec![
+            let mut checks = vec![
                 self.database(facts, round_trip)?,
                 Check::ok("schema", "fits this program"),
                 server(facts)?,
@@ -115,19 +123,23 @@ impl PgStore {
                 queued(facts)?,
                 stale(facts)?,
                 waits(facts)?,
-            ])
-        });
-        let mut checks = match checks {
-            Ok(checks) => checks,
-            Err(e) => {
-                vec![Check::fail("database", e.to_string(), "use the leasehold that fits this database")]
+            ];
+            match &nodes {
+                Ok(nodes) => {
+                    checks.push(node_check(
+                        nodes,
+                        facts.get("containers")?,
+                        facts.get("containers_seconds")?,
+                    ));
+                    checks.extend(shared_engines(nodes));
+                }
+                Err(e) => checks.push(Check::fail("nodes", e.to_string(), "see the server's log")),
             }
-        };
-        checks.push(match self.node_list(namespace).await {
-            Ok(nodes) => node_check(&nodes),
-            Err(e) => Check::fail("nodes", e.to_string(), "see the server's log"),
+            Ok(checks)
         });
-        checks
+        checks.unwrap_or_else(|e| {
+            vec![Check::fail("database", e.to_string(), "use the leasehold that fits this database")]
+        })
     }
 
     fn database(&self, facts: Columns<'_>, round_trip: Duration) -> Result<Check, StoreError> {
@@ -264,7 +276,17 @@ fn dead_rows(facts: Columns<'_>) -> Result<Check, StoreError> {
 
 fn expired(facts: Columns<'_>) -> Result<Check, StoreError> {
     let (running, expired): (i64, i64) = (facts.get("running")?, facts.get("expired")?);
-    Ok(if expired > 0 {
+    let timeless: i64 = facts.get("timeless")?;
+    Ok(if timeless > 0 {
+        Check::fail(
+            "leases",
+            format!(
+                "{timeless} of {running} RUNNING jobs have a lease that expires at no time (edited by hand?): recovery \
+                 leaves them alone"
+            ),
+            "`leasehold doctor --audit` names them and says how to correct each",
+        )
+    } else if expired > 0 {
         let seconds: f64 = facts.get("expired_seconds")?;
         Check::warn(
             "leases",
@@ -324,7 +346,11 @@ fn waits(facts: Columns<'_>) -> Result<Check, StoreError> {
     ))
 }
 
-fn node_check(nodes: &[NodeRow]) -> Check {
+/// Containers that wait for this long while there is no node to run them wait in vain.
+const LONG_QUEUED_SECONDS: f64 = 10.0;
+
+/// `containers` CONTAINER jobs are QUEUED, the oldest for `seconds`.
+fn node_check(nodes: &[NodeRow], containers: i64, seconds: f64) -> Check {
     let named = |wanted: &dyn Fn(&NodeRow) -> bool| {
         nodes.iter().filter(|n| wanted(n)).map(|n| n.id.as_str()).collect::<Vec<_>>().join(", ")
     };
@@ -332,12 +358,26 @@ fn node_check(nodes: &[NodeRow]) -> Check {
     let silent = named(&|n| !n.fresh && n.state != NodeState::Draining);
     let unhealthy = named(&|n| n.state == NodeState::Unhealthy);
     let ready = nodes.iter().filter(|n| n.fresh && n.state == NodeState::Ready).count();
+    let count = format!("{ready} of {} are READY and fresh", nodes.len());
     if !lost.is_empty() {
         Check::fail(
             "nodes",
             format!("silent for too long, with jobs on them: {lost}"),
             "start `leasehold node` there again; what ran there is given to others meanwhile",
         )
+    } else if ready == 0 && containers > 0 {
+        let found = if nodes.is_empty() { "there is no runtime node".to_owned() } else { each(nodes) };
+        let detail = format!(
+            "no node can run the {containers} QUEUED CONTAINER jobs, the oldest for {:.0} s: {found}",
+            seconds.max(0.0)
+        );
+        let remedy = "start `leasehold node` beside a Docker engine; a node that an operator drained takes jobs again \
+                      after `leasehold node undrain`";
+        if seconds >= LONG_QUEUED_SECONDS {
+            Check::fail("nodes", detail, remedy)
+        } else {
+            Check::warn("nodes", detail, remedy)
+        }
     } else if !unhealthy.is_empty() {
         Check::warn(
             "nodes",
@@ -350,7 +390,46 @@ fn node_check(nodes: &[NodeRow]) -> Check {
             format!("silent: {silent}"),
             "start `leasehold node` there again, or `leasehold node forget` it",
         )
+    } else if ready == 0 && !nodes.is_empty() {
+        Check::warn(
+            "nodes",
+            format!("no CONTAINER job can be placed: {}", each(nodes)),
+            "start `leasehold node` there again, or `leasehold node forget` what is gone for good",
+        )
     } else {
-        Check::ok("nodes", format!("{ready} of {} are READY and fresh", nodes.len()))
+        Check::ok("nodes", count)
     }
+}
+
+/// Every node with why it takes no job.
+fn each(nodes: &[NodeRow]) -> String {
+    let words: Vec<String> = nodes
+        .iter()
+        .map(|n| {
+            let silent = if n.fresh { "" } else { ", silent" };
+            format!("{} {}{silent}", n.id, n.state.as_str())
+        })
+        .collect();
+    words.join("; ")
+}
+
+/// Two nodes that serve one engine promise its capacity twice.
+fn shared_engines(nodes: &[NodeRow]) -> Option<Check> {
+    let mut by_engine: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for node in nodes.iter().filter(|n| n.fresh) {
+        by_engine.entry(&node.engine_id).or_default().push(node.id.as_str());
+    }
+    let shared: Vec<String> = by_engine
+        .values()
+        .filter(|nodes| nodes.len() > 1)
+        .map(|nodes| format!("{} serve one engine", nodes.join(" and ")))
+        .collect();
+    (!shared.is_empty()).then(|| {
+        Check::warn(
+            "engines",
+            format!("{}: its slots are counted once for each", shared.join("; ")),
+            "keep one `leasehold node` for each engine (stop the other, then `leasehold node forget` it); two engines with \
+             one id were cloned: give each its own (docs/runtime-nodes.md)",
+        )
+    })
 }

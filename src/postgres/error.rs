@@ -90,6 +90,11 @@ pub(crate) fn spoils_connection(error: &tokio_postgres::Error) -> bool {
     }
 }
 
+/// True when the server, or a pooler before it, has no connection left.
+pub(crate) fn is_full(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::TOO_MANY_CONNECTIONS)
+}
+
 /// True when the server takes no writes: a standby, or a database that was made read-only.
 pub(crate) fn is_read_only(error: &tokio_postgres::Error) -> bool {
     error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
@@ -174,6 +179,17 @@ pub(crate) fn no_connection(operation: &'static str, message: impl Into<String>)
 /// A call that breaks a rule: nothing was sent, or nothing was done.
 pub(crate) fn refused(operation: &'static str, message: impl Into<String>) -> StoreError {
     StoreError { operation, kind: StoreErrorKind::Refused, applied: Applied::No, message: message.into() }
+}
+
+/// A job that was submitted and stands in none of the tables of states: somebody deleted its row.
+pub(crate) fn missing_row(operation: &'static str, job: leasehold_actors::domain::JobId) -> StoreError {
+    refused(
+        operation,
+        format!(
+            "job {job} was submitted, but its row is missing: it stands in none of waiting, ready, leases and ended; \
+             `leasehold doctor --audit` says what to do"
+        ),
+    )
 }
 
 /// An answer that this program does not understand; it counts as no answer.

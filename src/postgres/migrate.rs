@@ -219,6 +219,7 @@ impl From<refinery::Error> for Stopped {
     fn from(e: refinery::Error) -> Self {
         match database_error(&e) {
             Some(db) if is_lock_timeout(db) => Self::Blocked,
+            Some(db) if error::is_read_only(db) => Self::Refused(ConnectError::Standby.into()),
             _ => Self::Refused(MigrateError::Failed(explain(&e))),
         }
     }
@@ -306,5 +307,8 @@ fn explain(e: &refinery::Error) -> String {
 }
 
 fn failed(e: &tokio_postgres::Error) -> MigrateError {
+    if error::is_read_only(e) {
+        return ConnectError::Standby.into();
+    }
     MigrateError::Failed(error::describe(e))
 }

@@ -52,7 +52,11 @@ impl PgStore {
     /// [`StoreError`].
     pub async fn show_job(&self, namespace: &Namespace, job: JobId) -> Result<Option<JobDetail>, StoreError> {
         let rows = self.call("show_job", &SHOW, &[&namespace.as_str(), &job.0]).await?;
-        rows.first().map(job_detail).transpose()
+        let Some(row) = rows.first() else { return Ok(None) };
+        if Columns::new("show_job", row).get::<Option<&str>>("state")?.is_none() {
+            return Err(error::missing_row("show_job", job));
+        }
+        job_detail(row).map(Some)
     }
 
     /// A job's output after the batch `after_seq` (0 for all): at most `limit` batches (1 to 10,000), and
@@ -109,12 +113,12 @@ fn job_row(row: &Row) -> Result<JobRow, StoreError> {
         container: columns.get("container_id")?,
         worker: columns.get("worker_id")?,
         submitted_at: columns.get("submitted_at")?,
-        due_at: columns.get("due_at")?,
+        due_at: columns.instant("due_at")?,
         blocked_by: columns.get::<Option<i64>>("blocked_by")?.map(JobId),
-        started_at: columns.get("granted_at")?,
-        lease_expires_at: columns.get("lease_expires_at")?,
-        cancel_requested_at: columns.get("cancel_requested_at")?,
-        ended_at: columns.get("ended_at")?,
+        started_at: columns.instant("granted_at")?,
+        lease_expires_at: columns.instant("lease_expires_at")?,
+        cancel_requested_at: columns.instant("cancel_requested_at")?,
+        ended_at: columns.instant("ended_at")?,
     })
 }
 

@@ -45,7 +45,12 @@ impl PgStore {
     /// # Errors
     /// [`StoreError`].
     pub async fn retry_job(&self, namespace: &Namespace, job: JobId) -> Result<RetryAnswer, StoreError> {
-        transaction!(self, "retry_job", 1, session => reopen(session, namespace, job))
+        let answer = transaction!(self, "retry_job", 1, session => reopen(session, namespace, job))?;
+        if answer == RetryAnswer::NotFound {
+            // Or its row is missing: that is said by the error.
+            self.show_job(namespace, job).await?;
+        }
+        Ok(answer)
     }
 }
 

@@ -2,9 +2,13 @@
 
 use std::{fmt::Display, str::FromStr};
 
+use chrono::{DateTime, Utc};
 use leasehold_actors::error::StoreError;
 use serde_json::value::RawValue;
-use tokio_postgres::{Row, types::FromSql};
+use tokio_postgres::{
+    Row,
+    types::{FromSql, Timestamp},
+};
 
 use super::error;
 
@@ -32,6 +36,15 @@ impl<'a> Columns<'a> {
         self.row
             .try_get(column)
             .map_err(|e| error::garbled(self.operation, format!("column {column}: {}", error::describe(&e))))
+    }
+
+    /// A column of time that may be null. What is no time (`infinity`: no statement of ours writes that into a column that
+    /// people read, but they can) is shown as none, so that one such row does not hide the others.
+    pub(crate) fn instant(&self, column: &str) -> Result<Option<DateTime<Utc>>, StoreError> {
+        Ok(match self.get::<Option<Timestamp<DateTime<Utc>>>>(column)? {
+            Some(Timestamp::Value(at)) => Some(at),
+            Some(Timestamp::PosInfinity | Timestamp::NegInfinity) | None => None,
+        })
     }
 
     /// A column of text whose words are those of a closed type.

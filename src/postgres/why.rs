@@ -7,7 +7,7 @@ use leasehold_actors::{
 };
 
 use super::{
-    PgStore,
+    PgStore, error,
     row::Columns,
     sql_file::{Sql, sql},
     why_recipe::Beside,
@@ -24,7 +24,11 @@ impl PgStore {
     /// [`StoreError`].
     pub async fn why(&self, namespace: &Namespace, job: JobId) -> Result<Option<String>, StoreError> {
         let rows = self.call("why", &WHY, &[&namespace.as_str(), &job.0]).await?;
-        rows.first().map(|row| Facts::read(job, Columns::new("why", row)).map(|f| f.sentence())).transpose()
+        let Some(columns) = rows.first().map(|row| Columns::new("why", row)) else { return Ok(None) };
+        if columns.get::<Option<&str>>("state")?.is_none() {
+            return Err(error::missing_row("why", job));
+        }
+        Ok(Some(Facts::read(job, columns)?.sentence()))
     }
 }
 
@@ -90,7 +94,7 @@ impl Facts {
             } else {
                 "has its full number of runs"
             },
-            due_at: columns.get("due_at")?,
+            due_at: columns.instant("due_at")?,
             due: columns.get::<Option<bool>>("due")?.unwrap_or(false),
             held: columns.get::<Option<DateTime<Utc>>>("held_due_at")?.is_some(),
             blocked_by: columns.get("blocked_by")?,
@@ -100,12 +104,12 @@ impl Facts {
             }),
             worker: columns.get("worker_id")?,
             node: columns.get("node_id")?,
-            granted_at: columns.get("granted_at")?,
-            lease_expires_at: columns.get("lease_expires_at")?,
+            granted_at: columns.instant("granted_at")?,
+            lease_expires_at: columns.instant("lease_expires_at")?,
             expired: columns.get::<Option<bool>>("expired")?.unwrap_or(false),
             cleanup: pending.zip(columns.get("recovery_not_before")?),
-            cancel_requested: columns.get::<Option<DateTime<Utc>>>("cancel_requested_at")?.is_some(),
-            ended_at: columns.get("ended_at")?,
+            cancel_requested: columns.instant("cancel_requested_at")?.is_some(),
+            ended_at: columns.instant("ended_at")?,
             code: columns.get("failure_code")?,
             nodes: columns.get("nodes")?,
             usable_nodes: columns.get("usable_nodes")?,
@@ -229,6 +233,12 @@ impl Facts {
     fn running(&self) -> String {
         let worker = self.worker.as_deref().unwrap_or("?");
         let node = self.node.as_ref().map(|node| format!(" on node {node}")).unwrap_or_default();
+        if self.lease_expires_at.is_none() {
+            return format!(
+                "but the lease of worker {worker}{node} expires at no time (a row edited by hand?), so nobody takes it over; \
+                 `leasehold doctor --audit` says what to do"
+            );
+        }
         if let (true, Some((since, again))) = (self.expired, self.cleanup) {
             return format!(
                 "but the lease of worker {worker}{node} expired at {}, and its container could not be cleaned up since {}; \

@@ -7,6 +7,6 @@ select l.namespace, l.job_id,
               case when l.cancel_deadline <= coalesce(l.run_deadline, l.cancel_deadline) then 'cancel' else 'run' end) as detail,
        'end the worker process that holds it, so that it is recovered, report it' as remedy
 from leasehold.leases l
-where l.renewals > 0
+where l.renewals > 0 and isfinite(l.lease_expires_at)
   and l.lease_expires_at - l.lease_ms * interval '1 ms' > least(l.cancel_deadline, l.run_deadline)
 order by 2 limit $3

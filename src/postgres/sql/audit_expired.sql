@@ -7,7 +7,7 @@ select l.namespace, l.job_id,
        'keep a `leasehold worker` running: it takes such leases over, see `leasehold worker list` for why it does not' as remedy
 from leasehold.leases l
 left join leasehold.nodes n on n.namespace = l.namespace and n.node_id = l.node_id
-where l.lease_expires_at < $1 - $2 * interval '1 second'
+where l.lease_expires_at < $1 - $2 * interval '1 second' and isfinite(l.lease_expires_at)
   and l.recovery_not_before < $1 - $2 * interval '1 second'
   and (l.node_id is null or n.node_id is null
        or case when n.engine_id is distinct from l.node_engine_id

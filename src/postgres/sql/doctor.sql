@@ -25,13 +25,18 @@ select clock_timestamp() as clock,
         where schemaname = 'leasehold' and relname in ('waiting', 'ready', 'leases')) as live_rows,
        (select count(*) from leasehold.leases where namespace = $1) as running,
        (select count(*) from leasehold.leases where namespace = $1 and lease_expires_at <= clock_timestamp()) as expired,
+       -- Written by hand: such a row must not keep the rest from being told.
+       (select count(*) from leasehold.leases where namespace = $1 and not isfinite(lease_expires_at)) as timeless,
        (select coalesce(extract(epoch from clock_timestamp() - min(lease_expires_at)), 0)::float8
-        from leasehold.leases where namespace = $1 and lease_expires_at <= clock_timestamp()) as expired_seconds,
+        from leasehold.leases where namespace = $1 and lease_expires_at <= clock_timestamp() and isfinite(lease_expires_at)) as expired_seconds,
        (select count(*) from leasehold.waiting where namespace = $1 and due_at < clock_timestamp() - interval '10 seconds')
            as overdue,
        (select count(*) from leasehold.waiting where namespace = $1 and blocked_by is not null) as blocked,
        (select count(*) from leasehold.waiting where namespace = $1 and held_due_at is not null) as held,
        (select count(*) from leasehold.ready where namespace = $1) as queued,
+       (select count(*) from leasehold.ready where namespace = $1 and kind = 'CONTAINER') as containers,
+       (select coalesce(extract(epoch from clock_timestamp() - min(due_at)), 0)::float8
+        from leasehold.ready where namespace = $1 and kind = 'CONTAINER') as containers_seconds,
        (select coalesce(extract(epoch from clock_timestamp() - min(due_at)), 0)::float8
         from leasehold.ready where namespace = $1) as queued_seconds,
        (select count(*) from (

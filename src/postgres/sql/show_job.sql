@@ -20,7 +20,7 @@ select s.job_id, s.namespace, s.state, s.kind::text, s.workflow, s.route, s.prio
             from leasehold.lease_history h where h.job_id = s.job_id
             union all
             select l.epoch, l.attempt, l.worker_id, l.process_id, l.node_id, l.container_id, l.granted_at, null, 'running',
-                   l.renewals, l.lease_expires_at, null, null, null
+                   l.renewals, case when isfinite(l.lease_expires_at) then l.lease_expires_at end, null, null, null
             from leasehold.leases l where l.job_id = s.job_id
        ) lease) as leases,
        (select coalesce(json_agg(reopened order by reopened.reopened_at), '[]')::text from (

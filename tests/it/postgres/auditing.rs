@@ -216,6 +216,24 @@ const FORGERIES: &[Forgery] = &[
         "after its cancel deadline",
     ),
     (
+        "update leasehold.leases set lease_expires_at = 'infinity' where job_id = 2",
+        &["expiry"],
+        HANDLER,
+        "its lease expires at infinity, which is no time",
+    ),
+    (
+        "update leasehold.leases set lease_expires_at = '-infinity' where job_id = 3",
+        &["expiry"],
+        CONTAINER,
+        "its lease expires at -infinity, which is no time",
+    ),
+    (
+        "update leasehold.leases set lease_expires_at = now() + interval '1 year' where job_id = 2",
+        &["expiry"],
+        HANDLER,
+        "its lease expires in 31",
+    ),
+    (
         "update leasehold.leases set run_deadline = now() - interval '3 minutes' where job_id = 6",
         &["cancels"],
         REOPENED,

@@ -361,3 +361,96 @@ async fn the_doctor_finds_what_is_stuck_and_says_what_to_do() {
     let checks = diagnose(&empty.settings(), io, &namespace()).await;
     assert_eq!((checks[0].name, checks[0].remedy.as_deref()), ("schema", Some("run `leasehold migrate`")));
 }
+
+/// One row that somebody edited by hand hides no other, and no job whose row somebody deleted is an odd error.
+#[tokio::test]
+async fn rows_that_were_edited_or_deleted_by_hand_are_told_of_and_hide_no_others() {
+    let db = TestDatabase::create().await;
+    let (store, client) = (db.store().await, db.client().await);
+    let (sound, odd, early, gone) =
+        (submit(&store).await, submit(&store).await, submit(&store).await, submit(&store).await);
+    for job in [sound, odd, early] {
+        rows::hold(&client, job, 30.0).await;
+    }
+    let forge = "update leasehold.leases set lease_expires_at = $2::text::timestamptz where job_id = $1";
+    client.execute(forge, &[&odd.0, &"infinity"]).await.unwrap();
+    client.execute(forge, &[&early.0, &"-infinity"]).await.unwrap();
+    client.execute("delete from leasehold.ready where job_id = $1", &[&gone.0]).await.unwrap();
+
+    let page = store.list_jobs(&JobFilter::all(namespace())).await.unwrap();
+    let expiries: HashMap<JobId, bool> =
+        page.items.iter().map(|row| (row.id, row.lease_expires_at.is_some())).collect();
+    assert_eq!(expiries, HashMap::from([(sound, true), (odd, false), (early, false)]));
+    for job in [odd, early] {
+        let shown = store.show_job(&namespace(), job).await.unwrap().expect("it exists");
+        assert_eq!(shown.leases[0].expires_at, None);
+        let why = store.why(&namespace(), job).await.unwrap().expect("it exists");
+        assert!(why.contains("expires at no time") && why.contains("doctor --audit"), "{why}");
+    }
+    let checks = store.doctor(&namespace()).await;
+    let leases = find(&checks, "leases");
+    assert_eq!(leases.status, CheckStatus::Fail, "{leases:?}");
+    assert!(leases.detail.starts_with("2 of 3 RUNNING"), "{leases:?}");
+
+    let grace = std::time::Duration::from_secs(1);
+    for refused in [
+        store.show_job(&namespace(), gone).await.unwrap_err(),
+        store.why(&namespace(), gone).await.unwrap_err(),
+        store.request_cancel(&namespace(), gone, grace).await.unwrap_err(),
+        store.retry_job(&namespace(), gone).await.unwrap_err(),
+    ] {
+        let text = refused.to_string();
+        assert!(text.contains("its row is missing") && text.contains("doctor --audit"), "{text}");
+    }
+}
+
+/// Containers that nothing can run are no healthy fleet, whatever became of the nodes.
+#[tokio::test]
+async fn the_doctor_fails_while_containers_wait_and_no_node_can_run_them() {
+    let db = TestDatabase::create().await;
+    let (store, client) = (db.store().await, db.client().await);
+    let put = "insert into leasehold.nodes (namespace, node_id, endpoint, engine_id, process_id, max_concurrency, os,
+                   architecture, cpu_millis, memory_bytes, engine_version, heartbeat_ttl_ms, lost_after_ms, state)
+               values ('default', $1, 'unix:///x', 'e', gen_random_uuid(), 2, 'linux', 'x', 1, 1, '1', 3600000, 7200000, 'READY')";
+    for node in ["n1", "n2"] {
+        client.execute(put, &[&node]).await.unwrap();
+    }
+    let checks = store.doctor(&namespace()).await;
+    assert_eq!(find(&checks, "nodes").status, CheckStatus::Ok, "{checks:?}");
+    let engines = find(&checks, "engines");
+    assert_eq!(engines.status, CheckStatus::Warn);
+    assert!(engines.detail.contains("n1 and n2 serve one engine"), "{engines:?}");
+    client.execute("update leasehold.nodes set engine_id = node_id", &[]).await.unwrap();
+    let checks = store.doctor(&namespace()).await;
+    assert!(checks.iter().all(|check| check.name != "engines"), "{checks:?}");
+
+    // Both agents took their leave and never came back.
+    let leave = "update leasehold.nodes set state = 'DRAINING', heartbeat_at = clock_timestamp() - interval '90 minutes'";
+    client.execute(leave, &[]).await.unwrap();
+    let checks = store.doctor(&namespace()).await;
+    let nodes = find(&checks, "nodes");
+    assert_eq!(nodes.status, CheckStatus::Warn, "{nodes:?}");
+    assert!(nodes.detail.contains("n1 DRAINING, silent; n2 DRAINING, silent"), "{nodes:?}");
+
+    let image =
+        leasehold::protocol::domain::ContainerSpec { image: "busybox".to_owned(), ..Default::default() };
+    let container = NewJob::ad_hoc(leasehold::protocol::domain::JobDefinition::Container(image));
+    store.submit(&container).await.unwrap();
+    let checks = store.doctor(&namespace()).await;
+    assert_eq!(find(&checks, "nodes").status, CheckStatus::Warn, "it came a moment ago: {checks:?}");
+    let age = "update leasehold.ready set due_at = clock_timestamp() - interval '52 seconds'";
+    client.execute(age, &[]).await.unwrap();
+    for gone in [false, true] {
+        if gone {
+            client.execute("delete from leasehold.nodes", &[]).await.unwrap();
+        }
+        let checks = store.doctor(&namespace()).await;
+        let nodes = find(&checks, "nodes");
+        assert_eq!(nodes.status, CheckStatus::Fail, "{nodes:?}");
+        assert!(nodes.detail.contains("no node can run the 1 QUEUED CONTAINER jobs"), "{nodes:?}");
+        assert!(nodes.remedy.as_deref().is_some_and(|text| text.contains("leasehold node")), "{nodes:?}");
+    }
+    client.execute(put, &[&"n3"]).await.unwrap();
+    let checks = store.doctor(&namespace()).await;
+    assert_eq!(find(&checks, "nodes").status, CheckStatus::Ok, "{checks:?}");
+}

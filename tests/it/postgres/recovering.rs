@@ -188,3 +188,25 @@ async fn recoverers_share_what_has_expired() {
     }
     assert_eq!(epochs.len(), jobs.len());
 }
+
+/// A lease whose row says no time was edited by hand: nobody can tell when its holder must have stopped. It is left alone,
+/// and the others are recovered.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_expires_at_no_time_keeps_no_other_from_being_recovered() {
+    let database = TestDatabase::create().await;
+    let (store, client) = (database.store().await, database.client().await);
+    let jobs = expired(&client, 5).await;
+    let forge = "update leasehold.leases set lease_expires_at = $2::text::timestamptz where job_id = $1";
+    client.execute(forge, &[&jobs[0].0, &"-infinity"]).await.unwrap();
+    client.execute(forge, &[&jobs[1].0, &"infinity"]).await.unwrap();
+    let (owner, mut taken) = (claimant("r"), HashSet::new());
+    eventually(Duration::from_secs(60), "the others are taken over", async || {
+        let answer = pass(&store, &owner, BOUND).await;
+        taken.extend(answer.takeovers.iter().map(|t| t.grant.authority.job));
+        (taken.len() == 3).then_some(())
+    })
+    .await;
+    assert_eq!(taken, jobs[2..].iter().copied().collect());
+    let after = pass(&store, &owner, BOUND).await;
+    assert_eq!((after.takeovers.len(), after.backlog), (0, 0), "{after:?}");
+}

@@ -3,9 +3,13 @@
 use std::time::Duration;
 
 use leasehold::{
-    postgres::{ConnectError, PgStore},
+    postgres::{
+        ConnectError, PgStore,
+        doctor::diagnose,
+        migrate::{self, MigrateError, SchemaStatus},
+    },
     protocol::{
-        domain::CommandId,
+        domain::{CommandId, Namespace},
         error::{Applied, StoreErrorKind},
         ports::{LeaseStore, RecoverRequest},
     },
@@ -13,9 +17,10 @@ use leasehold::{
 use tokio::runtime::Handle;
 
 use crate::support::{
-    database::TestDatabase,
+    database::{self, TestDatabase},
     eventually::eventually,
     jobs::{LEASE, claimant, held, open, queue_many},
+    server::{Server, TRUST},
 };
 
 /// Sessions that were open when their server was promoted (or that a pooler led to another one) grant nothing until the
@@ -116,4 +121,47 @@ async fn a_server_on_a_lower_timeline_is_refused() {
         error.message.contains("was replaced").then_some(())
     })
     .await;
+}
+
+/// A server without a connection left is neither down nor misnamed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_server_is_said_to_be_full() {
+    let server =
+        Server::start("max_connections = 5\nsuperuser_reserved_connections = 0", TRUST, |_| {}).await;
+    let settings = database::settings(&server.url());
+    migrate::run(&settings).await.unwrap();
+    let mut others = Vec::new();
+    while let Ok((client, connection)) =
+        tokio_postgres::connect(&server.socket_url(), tokio_postgres::NoTls).await
+    {
+        tokio::spawn(connection);
+        others.push(client);
+    }
+    let refused = PgStore::connect(&settings, Handle::current()).await.unwrap_err();
+    assert!(matches!(refused, ConnectError::Full(_)) && refused.is_unreachable(), "{refused:?}");
+    assert!(refused.to_string().contains("max_connections"), "{refused}");
+    let checks = diagnose(&settings, Handle::current(), &Namespace::default()).await;
+    let remedy = checks[0].remedy.as_deref().unwrap();
+    assert_eq!((checks.len(), checks[0].name), (1, "database"));
+    assert!(remedy.contains("max_connections") && !remedy.contains("DATABASE_URL"), "{remedy}");
+}
+
+/// A standby is migrated by its primary.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_migration_at_a_standby_says_that_it_is_one() {
+    let primary = Server::start("", TRUST, |_| {}).await;
+    let standby = primary.standby("standby", "", 0).await;
+    let settings = database::settings(&standby.url());
+    for migrated in [false, true] {
+        if migrated {
+            migrate::run(&database::settings(&primary.url())).await.unwrap();
+            eventually(Duration::from_secs(60), "the standby has the schema", async || {
+                let seen = migrate::check(&settings).await.unwrap();
+                matches!(seen, SchemaStatus::Current { .. }).then_some(())
+            })
+            .await;
+        }
+        let refused = migrate::run(&settings).await.unwrap_err();
+        assert!(matches!(refused, MigrateError::Connect(ConnectError::Standby)), "{migrated}: {refused}");
+    }
 }
