@@ -80,12 +80,12 @@ async fn show(dev: &mut Dev, with_demo: bool) -> Result<Exit, CliError> {
             return Ok(if as_intended { Exit::Ok } else { Exit::Failed });
         }
     }
-    hints(dev, &image);
+    hints(dev, &image, with_demo);
     let ended = dev.part_ended().await;
     Err(CliError::new(Exit::Failed, ended.to_string()))
 }
 
-fn hints(dev: &Dev, image: &str) {
+fn hints(dev: &Dev, image: &str, with_demo: bool) {
     let is_default =
         std::path::Path::new(folder::DEFAULT_FOLDER).canonicalize().is_ok_and(|path| path == dev.folder);
     let first = if is_default {
@@ -96,11 +96,17 @@ fn hints(dev: &Dev, image: &str) {
     output::note(&first);
     // As this very program was called, which is hardly ever on somebody's PATH yet.
     let program = std::env::args().next().unwrap_or_else(|| "leasehold".to_owned());
+    let run = match with_demo {
+        true => "runs one and follows it",
+        false => {
+            "runs one and follows it; a registry must be in reach (dev --demo makes an image without one)"
+        }
+    };
     for (command, does) in [
         ("jobs".to_owned(), "lists jobs"),
         ("job show 1".to_owned(), "shows one with its leases"),
         ("job logs 3".to_owned(), "prints its output"),
-        (format!("run --image {image} -- echo hi"), "runs one and follows it"),
+        (format!("run --image {image} -- echo hi"), run),
         ("doctor".to_owned(), "looks whether all is well"),
     ] {
         output::note(&format!("  {program} {command:<40} {does}"));

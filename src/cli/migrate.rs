@@ -8,7 +8,7 @@ use crate::{
 
 /// Bring the database's schema up to date, or check that it is
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: leasehold migrate --database-url postgres://leasehold@db/leasehold\n\
+#[command(after_help = "Example: leasehold migrate --database-url postgres://lh_fleet@db/leasehold\n\
                         Example: leasehold migrate --check || echo 'the schema is behind'")]
 pub(super) struct Args {
     /// Change nothing; exit 1 when the schema is behind
