@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     path::PathBuf,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bollard::query_parameters::EventsOptionsBuilder;
@@ -24,7 +24,12 @@ use tokio_postgres::Client;
 use uuid::Uuid;
 
 use super::victim::Place;
-use crate::support::{database::TestDatabase, engine::TestEngine, eventually::eventually, rows, services};
+use crate::support::{
+    database::TestDatabase,
+    engine::TestEngine,
+    eventually::{eventually, pass},
+    rows, services,
+};
 
 pub struct Bed {
     pub database: TestDatabase,
@@ -35,8 +40,14 @@ pub struct Bed {
     /// The job of every container that was started.
     starts: Arc<Mutex<Vec<JobId>>>,
     folder: PathBuf,
+    /// When the machine last stood still.
+    stalled: Arc<Mutex<Option<Instant>>>,
     tasks: Vec<AbortHandle>,
 }
+
+/// A question to the database that takes this long, and a pause of a tenth of it, mean that the machine stood still: a
+/// worker's statement, which does more, may not come back within its timeout of 1.2 s, and a lease of 5 s be lost.
+const STALL: Duration = Duration::from_millis(500);
 
 impl Bed {
     /// With this many lanes, on one of the two engines.
@@ -55,9 +66,11 @@ impl Bed {
             fleet,
             starts: Arc::default(),
             folder,
+            stalled: Arc::default(),
             tasks: Vec::new(),
         };
         bed.listen();
+        bed.watch().await;
         for lane in 0..lanes {
             bed.add_node(lane).await;
         }
@@ -82,6 +95,27 @@ impl Bed {
             }
         });
         self.tasks.push(listening.abort_handle());
+    }
+
+    /// Takes note of when the machine stands still.
+    async fn watch(&mut self) {
+        let (client, stalled) = (self.database.client().await, Arc::clone(&self.stalled));
+        let watching = tokio::spawn(async move {
+            loop {
+                let begun = Instant::now();
+                client.query_one("select 1", &[]).await.unwrap();
+                pass(STALL / 10).await;
+                if begun.elapsed() > STALL {
+                    *stalled.lock().unwrap() = Some(Instant::now());
+                }
+            }
+        });
+        self.tasks.push(watching.abort_handle());
+    }
+
+    /// True when the machine stood still after this.
+    pub fn has_stalled_since(&self, begun: Instant) -> bool {
+        self.stalled.lock().unwrap().is_some_and(|last| last > begun)
     }
 
     async fn add_node(&mut self, lane: usize) {
