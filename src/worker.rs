@@ -81,7 +81,9 @@ pub enum BuildError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// Nothing to do.
-    #[error("this worker serves nothing; register a handler, or let it run heartbeats, containers or recipes")]
+    #[error(
+        "this worker serves nothing; register a handler, or let it run heartbeats, containers or recipes"
+    )]
     NothingToServe,
     /// The operating system gave no thread.
     #[error("cannot start the worker's threads: {0}")]

@@ -25,12 +25,12 @@ const BACKOFF_CAP_MS: i64 = 3_600_000;
 /// Starts everything, carries out the orders, and says farewell. The runtimes end with it.
 pub(super) fn live(wiring: Wiring, orders: watch::Receiver<Order>) -> Result<WorkerExit, RunError> {
     let Wiring { parts, owner, supervision: published, hints: seen } = wiring;
-    let Parts { runtimes, store, fleet, database, settings, routes, handlers, heartbeat, recipes, between } = parts;
+    let Parts { runtimes, store, fleet, database, settings, routes, handlers, heartbeat, recipes, between } =
+        parts;
     let io = runtimes.io();
     let (stuck_tell, stuck) = watch::channel(None);
     let exit_on_stuck = settings.exit_on_stuck;
-    let engine = recipes
-        .map(|recipes| recipes.engine(store.clone(), &settings.allocation, runtimes.work()));
+    let engine = recipes.map(|recipes| recipes.engine(store.clone(), &settings.allocation, runtimes.work()));
     let actors = WorkerParts {
         store: (between.store)(Arc::new(store.clone())),
         runner: Arc::new(Workloads::new(handlers, heartbeat, runtimes.work()).with_recipes(engine)),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use leasehold::{
-    postgres::PgStore,
+    postgres::{PgStore, read::JobDetail},
     protocol::{
         domain::{JobDefinition, JobId, JobState, Namespace, NewJob, RawJson, RecipeSpec, execution::Fact},
         ports::recipe::{EventBody, NewSignal, RecipeStore as _, TaskOutcome},
@@ -19,11 +19,8 @@ use leasehold::{
     worker::WorkerBuilder,
 };
 
-use super::in_process::{Running, ended, settings};
-use crate::support::{
-    database::TestDatabase,
-    eventually::eventually,
-};
+use super::in_process::{Running, settings};
+use crate::support::{database::TestDatabase, eventually::eventually};
 
 /// Which path ran where.
 type Ran = Arc<Mutex<Vec<(String, &'static str)>>>;
@@ -58,6 +55,15 @@ async fn submit(store: &PgStore, yaml: &str) -> JobId {
         require: RawJson::default(),
     };
     store.submit(&NewJob::ad_hoc(JobDefinition::Recipe(spec))).await.unwrap().job
+}
+
+/// The job once it has ended. It goes through several hands: give it time.
+async fn ended(store: &PgStore, job: JobId) -> JobDetail {
+    eventually(Duration::from_secs(120), "the job ends", async || {
+        let detail = store.show_job(&Namespace::default(), job).await.unwrap()?;
+        detail.row.state.is_terminal().then_some(detail)
+    })
+    .await
 }
 
 /// E1, E2, E8
