@@ -23,7 +23,7 @@ with held as materialized (
         left join leasehold.nodes n on n.namespace = l.namespace and n.node_id = l.node_id
     ) r
     where l.namespace = $1 and l.lease_expires_at <= clock_timestamp() and l.recovery_not_before <= clock_timestamp()
-      and l.lease_expires_at > '-infinity' and l.job_id <> all ($11::bigint[]) and r.runtime_lost is not null
+      and l.lease_expires_at <> '-infinity' and l.job_id <> all ($11::bigint[]) and r.runtime_lost is not null
       -- After a promotion a holder may have renewed where we cannot see it, and clocks may differ.
       and (select f.recovery_held_until <= clock_timestamp() from leasehold.fleet f)
     limit $6

@@ -8,7 +8,7 @@ left join leasehold.nodes n on n.namespace = l.namespace and n.node_id = l.node_
 where l.lease_expires_at <= (select now()) and l.recovery_not_before <= (select now()) and l.namespace = $1
   and l.job_id <> all ($2::bigint[])
   -- What is no time was written by hand: see the outlook.
-  and l.lease_expires_at > '-infinity'
+  and l.lease_expires_at <> '-infinity'
   and (select f.recovery_held_until <= now() from leasehold.fleet f)
   -- Of a node that has been silent, or UNHEALTHY, for less than its time, they are left for later.
   and (l.node_id is null or n.node_id is null

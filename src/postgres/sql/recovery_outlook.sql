@@ -12,4 +12,4 @@ select count(*) filter (where l.lease_expires_at <= now()) as expired, min(l.lea
 from leasehold.leases l
 where l.lease_expires_at <= (select now() + interval '15 seconds') and l.namespace = $1
   -- What is no time was written by hand: nobody can say when its holder must have stopped. (`doctor --audit` names it.)
-  and l.lease_expires_at > '-infinity'
+  and l.lease_expires_at <> '-infinity'
