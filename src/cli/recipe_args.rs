@@ -1,6 +1,6 @@
 //! The flags of `submit` and `run` for recipes, and the pinned recipe that they describe.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use clap::Args;
 use leasehold_actors::domain::{
@@ -40,7 +40,7 @@ pub(super) struct RecipeArgs {
 
 impl RecipeArgs {
     /// Reads the recipe with everything that it includes, and pins it.
-    pub(super) fn spec(&self, file: &PathBuf) -> Result<RecipeSpec, CliError> {
+    pub(super) fn spec(&self, file: &Path) -> Result<RecipeSpec, CliError> {
         let wrong = |mistakes: Mistakes| {
             let more = match mistakes.mistakes.len() {
                 0 | 1 => String::new(),
@@ -116,6 +116,8 @@ impl RecipeArgs {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     fn example() -> PathBuf {
@@ -164,7 +166,7 @@ mod tests {
             let error = args.spec(&example()).expect_err(says).line();
             assert!(error.contains(says), "{error}");
         }
-        let error = RecipeArgs::default().spec(&PathBuf::from("/no/such.yaml")).unwrap_err();
+        let error = RecipeArgs::default().spec(Path::new("/no/such.yaml")).unwrap_err();
         assert_eq!((error.exit, error.line().contains("such.yaml")), (super::super::Exit::Usage, true));
     }
 }

@@ -70,7 +70,7 @@ impl Cell {
         for again in (0..TRIES).rev() {
             let begun = Instant::now();
             let job = self.shape.submit(bed, &namespace).await;
-            let what = match self.play_once(bed, lane, job).await {
+            let what = match Box::pin(self.play_once(bed, lane, job)).await {
                 Ok(played) => return Ok(played),
                 Err(what) => what,
             };
