@@ -17,7 +17,7 @@
 //!
 //! A process that was frozen (a suspend, a paused container, SIGSTOP) finds its deadlines long past when it wakes up. Its
 //! work was frozen too and had no time to end, so the second after which it counts as stuck begins anew whenever the
-//! fence's own thread comes [`OVERSLEPT`] too late to look.
+//! fence's own thread comes half a second too late to look.
 //!
 //! What has *ended* is never guessed: an entry is over when every [`Hold`] on it is dropped and its container,
 //! if it had one, is known to be gone. Until then its permit cannot become free.
