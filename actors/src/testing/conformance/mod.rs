@@ -4,7 +4,7 @@
 //! expire because the case says so. [`crate::conformance_cases!`] hands the whole list to a macro of the caller, which
 //! makes one test of each:
 //!
-//! ```ignore
+//! ```text
 //! macro_rules! on_memory {
 //!     ($($module:ident: [$($case:ident),* $(,)?];)*) => { $(mod $module { $(
 //!         #[tokio::test]
