@@ -61,7 +61,7 @@ with held as materialized (
            case when d.how = 'failed' or d.stale then 'SYSTEM'::leasehold.failure_kind end as why_kind,
            case when d.how = 'failed' then 'handoff_loop' when d.stale then 'superseded' end as why_code,
            case when d.how = 'failed' then
-                    left(format('handed off %s times in a row with nothing recorded between; declined by %s', d.handoffs,
+                    left(format('handed off %s times in a row with nothing recorded between, declined by %s', d.handoffs,
                                 array_to_string(d.declined, ', ')), 1000)
                 when d.stale then 'its workflow has moved on to another generation' end as why_message
     from decided d

@@ -125,7 +125,7 @@ impl World {
         let mut declined = recipe.declined.clone();
         remember(&mut declined, publish);
         let message = format!(
-            "handed off {HANDOFF_LIMIT} times in a row with nothing recorded between; declined by {}",
+            "handed off {HANDOFF_LIMIT} times in a row with nothing recorded between, declined by {}",
             declined.join(", ")
         );
         Some(Failure::new(FailureKind::System, "handoff_loop", message))
