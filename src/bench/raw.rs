@@ -88,6 +88,19 @@ impl Driver {
                     &Vec::<Uuid>::new(),
                     &Vec::<i32>::new(),
                     &false,
+                    // No recipes: no version of them is known, and nothing has to fit.
+                    &0_i32,
+                    &0_i32,
+                    &0_i32,
+                    &0_i32,
+                    &None::<i64>,
+                    &None::<i64>,
+                    &None::<i64>,
+                    &None::<&str>,
+                    &None::<&str>,
+                    &None::<&str>,
+                    &None::<&str>,
+                    &None::<&str>,
                 ],
             )
             .await?;

@@ -99,7 +99,7 @@ async fn sql_refuses_what_no_rust_type_can_hold() {
     };
     for (kind, definition, field) in [
         ("BATCH", r#"{"image":"x"}"#, Some("kind")),
-        ("RECIPE", r#"{"image":"x"}"#, Some("kind")),
+        ("RECIPE", r#"{"image":"x"}"#, Some("image")),
         ("container", r#"{"image":"x"}"#, Some("kind")),
         ("CONTAINER", "[]", Some("definition")),
         ("CONTAINER", "{", None),
