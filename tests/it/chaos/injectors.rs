@@ -94,7 +94,14 @@ enum Victim {
 }
 
 impl Injection {
-    /// Plays a whole dose; ends when it is used up, or half as late again as planned.
+    /// When it is given up to wait for more hits: half as late again as planned. A short run whose every fault must hit
+    /// gets two minutes more: its few faults may meet an idle engine several times.
+    fn most(&self) -> Duration {
+        let most = self.length.mul_f64(1.5);
+        if self.dose.only.is_some() { most } else { most.max(self.length + Duration::from_mins(2)) }
+    }
+
+    /// Plays a whole dose; ends when it is used up, or there was enough time for it.
     pub async fn play(&self, seed: u64) {
         let dose = &self.dose;
         let mut dice = StdRng::seed_from_u64(seed);
@@ -144,7 +151,7 @@ impl Injection {
             let turn = (f64::from(n) + dice.random_range(0.1..0.9)) / f64::from(count.max(1));
             sleep_until(self.begun + self.length.mul_f64(0.9 * turn)).await;
             loop {
-                if self.begun.elapsed() > self.length.mul_f64(1.5) {
+                if self.begun.elapsed() > self.most() {
                     return;
                 }
                 let hit = self.inject(victim, fault, &mut session, &mut dice).await;
