@@ -127,6 +127,25 @@ impl Allocation {
         Fact::ALL.into_iter().any(|fact| fact != Fact::ImageId && self.get(fact).is_some())
     }
 
+    /// What a person says of a worker to ask what would fit it: `cpu=2,memory=4Gi`. Written as [`FromStr`] takes it,
+    /// with at least one fact that can be compared, so anything but the image's id.
+    ///
+    /// # Errors
+    /// [`InvalidDefinition`] that names the fact, quotes the text and says what is allowed.
+    pub fn parse_facts(text: &str) -> Result<Self, InvalidDefinition> {
+        let one = "give at least one of cpu, memory, ephemeral-storage, platform, image and image-digest, such as \
+                   cpu=2,memory=4Gi";
+        if text.trim().is_empty() {
+            return Err(InvalidDefinition::new("facts", format!("{text:?} says nothing; {one}")));
+        }
+        let allocation: Self = text.parse()?;
+        if !allocation.is_comparable() {
+            let reason = format!("{text:?} says nothing that is ever compared; {one}");
+            return Err(InvalidDefinition::new(Fact::ImageId.as_str(), reason));
+        }
+        Ok(allocation)
+    }
+
     /// Puts in one fact, from the text that a person wrote.
     ///
     /// # Errors
@@ -174,6 +193,23 @@ impl Allocation {
     }
 }
 
+/// There is no such fact; perhaps the name of one is written otherwise.
+fn no_fact(name: &str) -> InvalidDefinition {
+    let cut: String = name.chars().take(60).collect();
+    let plain = cut.trim().to_ascii_lowercase().replace(['_', ' '], "-");
+    let meant = match plain.as_str() {
+        "cpus" | "cores" | "core" => Some(Fact::Cpu),
+        "mem" | "ram" => Some(Fact::Memory),
+        "storage" | "disk" | "scratch" => Some(Fact::EphemeralStorage),
+        "os" | "arch" | "architecture" => Some(Fact::Platform),
+        "digest" => Some(Fact::ImageDigest),
+        plain => Fact::ALL.into_iter().find(|fact| fact.as_str() == plain),
+    };
+    let meant = meant.map_or_else(String::new, |fact| format!("; did you mean {fact}"));
+    let names = Fact::ALL.map(Fact::as_str).join(", ");
+    InvalidDefinition::new(format!("{cut:?}"), format!("is no fact{meant}; there are {names}"))
+}
+
 fn check_image_id(text: &str) -> Result<(), String> {
     let cut: String = text.chars().take(60).collect();
     if text.is_empty() {
@@ -205,10 +241,8 @@ impl FromStr for Allocation {
     fn from_str(text: &str) -> Result<Self, InvalidDefinition> {
         let mut allocation = Self::default();
         for (name, value) in pairs(text)? {
-            let fact = Fact::ALL.into_iter().find(|fact| fact.as_str() == name).ok_or_else(|| {
-                let names = Fact::ALL.map(Fact::as_str).join(", ");
-                InvalidDefinition::new(name, format!("is no fact; there are {names}"))
-            })?;
+            let fact =
+                Fact::ALL.into_iter().find(|fact| fact.as_str() == name).ok_or_else(|| no_fact(name))?;
             allocation.set(fact, value)?;
         }
         Ok(allocation)
@@ -319,6 +353,29 @@ mod tests {
         assert!("gpu=1".parse::<Allocation>().expect_err("unknown").to_string().contains("image-digest"));
         for bad in [r#"{"image":"busybox"}"#, r#"{"image":{"id":"x"}}"#, r#"{"platform":null}"#, "[]"] {
             assert!(serde_json::from_str::<Allocation>(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn facts_to_ask_with_are_at_least_one_that_can_be_compared() {
+        let allocation = Allocation::parse_facts("cpu=2,memory=4Gi,image-id=4f2a").expect("facts");
+        assert_eq!(allocation.to_string(), "cpu=2,memory=4Gi,image-id=4f2a");
+        for (bad, words) in [
+            ("", "facts: \"\" says nothing; give at least one of cpu,"),
+            ("  ", "says nothing"),
+            ("image-id=4f2a", "image-id: \"image-id=4f2a\" says nothing that is ever compared; give at least one"),
+            ("mem=4Gi", "\"mem\": is no fact; did you mean memory; there are cpu, memory,"),
+            ("ephemeral_storage=4Gi", "did you mean ephemeral-storage"),
+            ("cpu=2, memory=4Gi", "\" memory\": is no fact; did you mean memory"),
+            ("gpu=2", "\"gpu\": is no fact; there are"),
+            ("cpu=2,cpu=3", "cpu: is given more than once"),
+            ("cpu", "\"cpu\": is no pair; write name=value"),
+            ("cpu=2,", "\"\": is no pair; write name=value"),
+            ("memory=500K", "memory: \"500K\""),
+            ("cpu=", "cpu: \"\""),
+        ] {
+            let refused = Allocation::parse_facts(bad).expect_err(bad).to_string();
+            assert!(refused.contains(words), "{refused}");
         }
     }
 

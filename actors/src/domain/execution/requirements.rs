@@ -161,7 +161,9 @@ pub(super) fn pairs(text: &str) -> Result<Vec<(&str, &str)>, InvalidDefinition> 
     let mut found: Vec<(&str, &str)> = Vec::new();
     for part in text.split(',').filter(|_| !text.is_empty()) {
         let Some((name, value)) = part.split_once('=') else {
-            return Err(InvalidDefinition::new(part, "is no pair; write name=value, separated by commas"));
+            let cut: String = part.chars().take(60).collect();
+            let reason = "is no pair; write name=value, separated by commas, without blanks";
+            return Err(InvalidDefinition::new(format!("{cut:?}"), reason));
         };
         if found.iter().any(|(seen, _)| *seen == name) {
             return Err(InvalidDefinition::new(name, "is given more than once"));
