@@ -363,7 +363,10 @@ mod tests {
         for (bad, words) in [
             ("", "facts: \"\" says nothing; give at least one of cpu,"),
             ("  ", "says nothing"),
-            ("image-id=4f2a", "image-id: \"image-id=4f2a\" says nothing that is ever compared; give at least one"),
+            (
+                "image-id=4f2a",
+                "image-id: \"image-id=4f2a\" says nothing that is ever compared; give at least one",
+            ),
             ("mem=4Gi", "\"mem\": is no fact; did you mean memory; there are cpu, memory,"),
             ("ephemeral_storage=4Gi", "did you mean ephemeral-storage"),
             ("cpu=2, memory=4Gi", "\" memory\": is no fact; did you mean memory"),
