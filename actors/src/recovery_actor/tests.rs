@@ -642,8 +642,10 @@ fn of_any_length() -> crate::fixtures::Work {
 /// job ends.
 #[test]
 fn by_seed_whatever_is_lost_every_job_of_the_fleet_ends_and_none_runs_twice_at_once() {
+    // Jitter comes from outside the seed, so that one run may meet few faults; all of them together do not.
+    let mut faults = 0;
     for seed in 0..12 {
-        paused(async move {
+        faults += paused(async move {
             let settings = |seed| {
                 let mut settings = recovering(2);
                 settings.timings.lease = s(10);
@@ -676,7 +678,6 @@ fn by_seed_whatever_is_lost_every_job_of_the_fleet_ends_and_none_runs_twice_at_o
             eventually(s(600), "every job has ended", ended).await;
             for rig in &fleet {
                 until_quiet(rig).await;
-                assert!(rig.net.faults() > 20, "seed {seed}: too few faults to mean anything");
             }
             let runs: Vec<_> = fleet.iter().flat_map(Rig::runs).collect();
             for (i, run) in runs.iter().enumerate() {
@@ -688,6 +689,8 @@ fn by_seed_whatever_is_lost_every_job_of_the_fleet_ends_and_none_runs_twice_at_o
             }
             let completed = jobs.iter().filter(|job| fleet[0].state(**job) == JobState::Completed).count();
             assert_eq!(completed, jobs.len(), "seed {seed}: none failed, since no limit was reached");
+            fleet.iter().map(|rig| rig.net.faults()).sum::<u32>()
         });
     }
+    assert!(faults > 24 * 20, "{faults} faults are too few to mean anything");
 }
