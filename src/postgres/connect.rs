@@ -268,22 +268,32 @@ pub(super) async fn probe(
     let options = marked.config.get_options().map_or_else(String::new, |given| format!("{given} "));
     marked.config.options(format!("{options}-c leasehold.probe={nonce}"));
     match plain(settings, &marked).await {
-        Ok(client) => {
-            let answer = client
-                .simple_query("select current_setting('leasehold.probe', true)")
-                .await
-                .map_err(|e| ConnectError::Unreachable(error::describe(&e)))?;
-            let direct = answer.iter().any(
-                |m| matches!(m, tokio_postgres::SimpleQueryMessage::Row(row) if row.get(0) == Some(&nonce)),
-            );
-            Ok((client, !direct))
-        }
+        Ok(client) => marked_or_not(client, &nonce).await,
         // Not reachable at all, or refused for the option: only the second connects without it.
         Err(refused) => match plain(settings, address).await {
-            Ok(client) => Ok((client, true)),
+            // A server that had not quite started a moment ago refuses the first, too, and takes the second.
+            Ok(without) => match plain(settings, &marked).await {
+                Ok(client) => marked_or_not(client, &nonce).await,
+                Err(_) => Ok((without, true)),
+            },
             Err(_) => Err(refused),
         },
     }
+}
+
+/// Whether the setting that the connection was started with has reached its session: false where it has.
+async fn marked_or_not(
+    client: tokio_postgres::Client,
+    nonce: &str,
+) -> Result<(tokio_postgres::Client, bool), ConnectError> {
+    let answer = client
+        .simple_query("select current_setting('leasehold.probe', true)")
+        .await
+        .map_err(|e| ConnectError::Unreachable(error::describe(&e)))?;
+    let direct = answer
+        .iter()
+        .any(|m| matches!(m, tokio_postgres::SimpleQueryMessage::Row(row) if row.get(0) == Some(nonce)));
+    Ok((client, !direct))
 }
 
 /// One connection outside of all pools, for migrations and for the first look.

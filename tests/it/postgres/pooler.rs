@@ -6,7 +6,10 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use leasehold::{
     config::Pooler,
-    postgres::{ConnectError, PgStore},
+    postgres::{
+        ConnectError, PgStore,
+        listen::{ListenMode, Listener},
+    },
     protocol::{
         domain::{CommandId, ContainerId, Failure, FailureKind, JobState, NodeId, RetryPolicy},
         error::StoreErrorKind,
@@ -20,8 +23,10 @@ use tokio::runtime::Handle;
 
 use crate::support::{
     database::{TestDatabase, settings},
+    eventually::eventually,
     jobs::{LEASE, claimant, handler_job, open},
     pgbouncer::PgBouncer,
+    proxy::Proxy,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -42,6 +47,23 @@ async fn a_pooler_is_found_out_however_it_is_configured() {
     let store = PgStore::connect(&direct, Handle::current()).await.unwrap();
     assert!(store.is_pooled(), "the operator says so");
     store.submit(&handler_job("work")).await.unwrap();
+}
+
+/// A server that is just starting refuses the connection by which a pooler is found out, and takes the next: that
+/// makes it no pooler, or its workers would poll until they are restarted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_refused_one_connection_is_no_pooler() {
+    let database = TestDatabase::create().await;
+    let proxy = Proxy::before(database.url()).await;
+    proxy.refuse_next(1);
+    let store = PgStore::connect(&settings(&proxy.url(database.url())), Handle::current()).await.unwrap();
+    assert!(!store.is_pooled());
+    proxy.refuse_next(1);
+    let listener = Listener::start(&settings(&proxy.url(database.url())), &Handle::current());
+    eventually(Duration::from_secs(60), "the listener listens", async || {
+        (listener.mode() == ListenMode::Listening).then_some(())
+    })
+    .await;
 }
 
 /// The operator knows that his pooler hands out whole sessions.

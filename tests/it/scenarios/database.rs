@@ -54,6 +54,10 @@ async fn a_restart_of_the_database_costs_no_job_and_runs_none_twice() {
     lease.store_timeout = Duration::from_secs(2);
     let builder = leasehold::Worker::builder().database_settings(address.clone()).settings(lease);
     let running = Running::start(builder.handler("work", handler)).await;
+    eventually(Duration::from_secs(60), "it listens", async || {
+        running.health().hints().filter(|hints| hints.listening)
+    })
+    .await;
     let across = store.submit(&NewJob::handler("work", &6000_u64)).await.unwrap().job;
     // Ends while nobody can be told.
     let within = store.submit(&NewJob::handler("work", &1000_u64)).await.unwrap().job;

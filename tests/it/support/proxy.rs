@@ -59,6 +59,8 @@ struct Shared {
     /// Rises to cut every connection that exists.
     cuts: watch::Sender<u64>,
     refusing: AtomicBool,
+    /// So many of the next connections are closed at once.
+    refuse_next: AtomicU64,
     delay_us: AtomicU64,
     /// The answer to the next request is dropped, and its connection with it.
     swallow: AtomicBool,
@@ -87,6 +89,7 @@ impl Proxy {
             passing: watch::Sender::new(Passing::All),
             cuts: watch::Sender::new(0),
             refusing: AtomicBool::new(false),
+            refuse_next: AtomicU64::new(0),
             delay_us: AtomicU64::new(0),
             swallow: AtomicBool::new(false),
             swallowed: AtomicU64::new(0),
@@ -119,6 +122,11 @@ impl Proxy {
     /// Closes new connections at once; or takes them again.
     pub fn refuse(&self, on: bool) {
         self.shared.refusing.store(on, SeqCst);
+    }
+
+    /// Closes so many of the next connections at once, and takes those behind them.
+    pub fn refuse_next(&self, connections: u64) {
+        self.shared.refuse_next.store(connections, SeqCst);
     }
 
     /// Resets every connection that exists.
@@ -174,7 +182,8 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     loop {
         // Out of descriptors, for a moment: the next connection may do.
         let Ok((client, _)) = listener.accept().await else { continue };
-        if shared.refusing.load(SeqCst) {
+        let one_less = |left: u64| left.checked_sub(1);
+        if shared.refusing.load(SeqCst) || shared.refuse_next.fetch_update(SeqCst, SeqCst, one_less).is_ok() {
             continue;
         }
         let _ = client.set_nodelay(true);
