@@ -1,9 +1,15 @@
 //! What `leasehold dev --demo` shows.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use leasehold_actors::domain::{JobId, JobKind, JobState};
+use leasehold_actors::{
+    domain::{JobId, JobKind, JobState},
+    ports::recipe::RecipeStore as _,
+};
 
 use super::{CliError, job, output, steps};
 use crate::{
@@ -36,6 +42,9 @@ pub(super) async fn run(dev: &Dev) -> Result<Shown, CliError> {
     };
     let Some(probe) = dev.probe_address() else { return Ok(Shown { as_intended: false, image }) };
     let mut jobs = demo::jobs(probe, image.as_deref());
+    for (worker, has) in ["the first worker", demo::SECOND].into_iter().zip(demo::allocations()) {
+        output::note(&format!("  {worker} says that it has {has}"));
+    }
     for demo in &mut jobs {
         demo.id = Some(dev.store.submit(&demo.job).await?.job);
     }
@@ -84,12 +93,17 @@ async fn conclude(dev: &Dev, demo: &DemoJob, detail: &JobDetail) -> Result<bool,
 async fn follow(dev: &Dev, jobs: &[DemoJob]) -> Result<HashMap<JobId, JobDetail>, CliError> {
     let board = Board::new(jobs);
     let mut ended = HashMap::new();
+    let mut signalled = HashSet::new();
     let until = tokio::time::Instant::now() + LIMIT;
     loop {
         for demo in jobs {
             let Some(id) = demo.id.filter(|id| !ended.contains_key(id)) else { continue };
             let Some(detail) = dev.store.show_job(&demo.job.namespace, id).await? else { continue };
             board.show(id, detail.row.state);
+            if let Some(signal) = demo.signal.as_ref().filter(|_| waits(&detail) && signalled.insert(id)) {
+                dev.store.send_signal(&demo.job.namespace, id, signal).await?;
+                output::note(&format!("signal {} sent to job {id}", signal.name));
+            }
             if detail.row.state.is_terminal() {
                 ended.insert(id, detail);
             }
@@ -103,6 +117,11 @@ async fn follow(dev: &Dev, jobs: &[DemoJob]) -> Result<HashMap<JobId, JobDetail>
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+}
+
+/// It has run, and waits for something.
+fn waits(job: &JobDetail) -> bool {
+    job.row.state == JobState::Pending && !job.leases.is_empty()
 }
 
 /// A moving line for each job on a terminal, elsewhere a line for each change.

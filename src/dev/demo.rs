@@ -2,16 +2,19 @@
 
 use std::collections::BTreeSet;
 
-use leasehold_actors::domain::{
-    ContainerSpec, FailureKind, HeartbeatSpec, JobDefinition, JobId, JobState, NewJob, RawJson, RecipeSpec,
-    execution::Allocation,
+use leasehold_actors::{
+    domain::{
+        ContainerSpec, FailureKind, HeartbeatSpec, JobDefinition, JobId, JobState, NewJob, RawJson,
+        RecipeSpec, execution::Allocation,
+    },
+    ports::recipe::NewSignal,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     docker::DockerEngine,
     postgres::read::JobDetail,
-    recipe::{bundle::Bundle, compile, op::Ops},
+    recipe::{bundle::Bundle, compile},
     worker::WorkerBuilder,
     workload::handler::{HandlerError, Job, LeaseHandle},
 };
@@ -20,6 +23,38 @@ use crate::{
 const OWN_IMAGE: &str = "leasehold-demo:latest";
 const PUBLIC_IMAGE: &str = "busybox:latest";
 const PULL_LIMIT: std::time::Duration = std::time::Duration::from_secs(20);
+
+/// The worker that has more memory, and another platform.
+pub const SECOND: &str = "demo-big";
+
+/// The recipes of examples/recipes.
+const RECIPES: [(&str, &str, &str, Intended); 5] = [
+    (
+        "a recipe that moves to where there is more memory",
+        "memory.yaml",
+        include_str!("../../examples/recipes/memory.yaml"),
+        Intended::Moved,
+    ),
+    (
+        "a recipe that goes from amd64 to arm64 and back",
+        "platforms.yaml",
+        include_str!("../../examples/recipes/platforms.yaml"),
+        Intended::Moved,
+    ),
+    ("a loop", "loop.yaml", include_str!("../../examples/recipes/loop.yaml"), Intended::InSteps),
+    (
+        "branches at once, one of which fails and is caught",
+        "fan-out.yaml",
+        include_str!("../../examples/recipes/fan-out.yaml"),
+        Intended::InSteps,
+    ),
+    (
+        "a recipe that waits for somebody to approve",
+        "approval.yaml",
+        include_str!("../../examples/recipes/approval.yaml"),
+        Intended::InSteps,
+    ),
+];
 
 /// The name of the demo's HANDLER.
 const HANDLER: &str = "demo-greet";
@@ -32,6 +67,8 @@ pub struct DemoJob {
     /// What to submit.
     pub job: NewJob,
     intended: Intended,
+    /// The signal that it waits for, which a person would send.
+    pub signal: Option<NewSignal>,
     /// Once submitted.
     pub id: Option<JobId>,
 }
@@ -40,7 +77,9 @@ pub struct DemoJob {
 enum Intended {
     Completed,
     FailedWith(i32),
-    /// By one worker after the other.
+    /// Perhaps under one lease after the other.
+    InSteps,
+    /// In steps, by one worker after the other.
     Moved,
 }
 
@@ -49,7 +88,7 @@ impl DemoJob {
     #[must_use]
     pub fn intention(&self) -> String {
         match self.intended {
-            Intended::Completed => "COMPLETED".to_owned(),
+            Intended::Completed | Intended::InSteps => "COMPLETED".to_owned(),
             Intended::Moved => "COMPLETED, on two workers".to_owned(),
             Intended::FailedWith(code) => format!("FAILED, USER code {code}"),
         }
@@ -60,12 +99,15 @@ impl DemoJob {
     pub fn is_as_intended(&self, job: &JobDetail) -> bool {
         let row = &job.row;
         let workers: BTreeSet<&str> = job.leases.iter().map(|lease| lease.worker.as_str()).collect();
-        let has_moved = matches!(self.intended, Intended::Moved);
-        let history_is_whole = if has_moved { workers.len() == 2 } else { job.leases.len() == 1 };
+        let history_is_whole = match self.intended {
+            Intended::Completed | Intended::FailedWith(_) => job.leases.len() == 1,
+            Intended::InSteps => !workers.is_empty(),
+            Intended::Moved => workers.len() == 2,
+        };
         history_is_whole
             && job.leases.iter().all(|lease| lease.ended_at.is_some())
             && match self.intended {
-                Intended::Completed | Intended::Moved => {
+                Intended::Completed | Intended::InSteps | Intended::Moved => {
                     row.state == JobState::Completed && row.failure.is_none()
                 }
                 Intended::FailedWith(code) => {
@@ -89,8 +131,16 @@ pub fn jobs(probe: std::net::SocketAddr, image: Option<&str>) -> Vec<DemoJob> {
             r#"{"name": "world"}"#,
             Intended::Completed,
         ),
-        demo("a recipe that moves", JobDefinition::Recipe(recipe()), "null", Intended::Moved),
     ];
+    jobs.extend(RECIPES.map(|(title, file, text, intended)| {
+        let definition = JobDefinition::Recipe(recipe(file, text));
+        let signal = (file == "approval.yaml").then(|| NewSignal {
+            name: "approved".to_owned(),
+            data: r#"{"by": "the demo"}"#.to_owned(),
+            key: None,
+        });
+        DemoJob { signal, ..demo(title, definition, "null", intended) }
+    }));
     if let Some(image) = image {
         let steps = "echo \"job $LEASEHOLD_JOB_ID, epoch $LEASEHOLD_FENCING_EPOCH\"; \
                      for step in 1 2 3; do echo \"step $step of 3\"; sleep 1; done";
@@ -109,7 +159,7 @@ pub fn jobs(probe: std::net::SocketAddr, image: Option<&str>) -> Vec<DemoJob> {
 fn demo(title: &'static str, definition: JobDefinition, payload: &str, intended: Intended) -> DemoJob {
     let mut job = NewJob::ad_hoc(definition);
     job.payload = payload.to_owned();
-    DemoJob { title, job, intended, id: None }
+    DemoJob { title, job, intended, signal: None, id: None }
 }
 
 fn heartbeat(probe: std::net::SocketAddr) -> JobDefinition {
@@ -150,11 +200,10 @@ struct Greeted {
     epoch: i64,
 }
 
-/// The demo's recipe, pinned as a submission does it.
-fn recipe() -> RecipeSpec {
-    let file = ("demo.yaml".to_owned(), include_str!("demo.yaml").to_owned());
-    let bundle = Bundle::new("demo.yaml", [file].into());
-    let recipe = compile(&bundle).expect("the demo's own recipe is good");
+/// A recipe, pinned as a submission does it.
+fn recipe(file: &str, text: &str) -> RecipeSpec {
+    let bundle = Bundle::new(file, [(file.to_owned(), text.to_owned())].into());
+    let recipe = compile(&bundle).expect("the demo's own recipes are good");
     RecipeSpec {
         recipe: recipe.id,
         job_type: recipe.job_type,
@@ -166,21 +215,10 @@ fn recipe() -> RecipeSpec {
     }
 }
 
-/// The ops of the demo's recipe.
-pub(super) fn ops() -> Ops {
-    let mut ops = Ops::new();
-    let mut register = |name: &str, output: &'static str| {
-        let run = move |_task| std::future::ready(Ok(output.into()));
-        ops.register_fn(name, run).expect("it is a good name");
-    };
-    register("demo-measure", r#"{"memory": "4Gi"}"#);
-    register("demo-work", r#"{"done": true}"#);
-    ops
-}
-
 /// What the demo's two workers say that they have. Nothing of it is measured: it shows a job that moves.
-pub(super) fn allocations() -> [Allocation; 2] {
-    ["cpu=1,memory=1Gi,ephemeral-storage=10Gi", "cpu=4,memory=8Gi"]
+#[must_use]
+pub fn allocations() -> [Allocation; 2] {
+    ["cpu=1,memory=1Gi,ephemeral-storage=10Gi,platform=linux/amd64", "cpu=4,memory=32Gi,platform=linux/arm64"]
         .map(|text| text.parse().expect("facts as people write them"))
 }
 

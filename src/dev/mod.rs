@@ -101,7 +101,7 @@ pub struct Dev {
     stop: CancellationToken,
     stop_now: CancellationToken,
     worker: JoinHandle<Result<WorkerExit, RunError>>,
-    /// The demo's second one, which has more memory.
+    /// The demo's second one, which has more memory and another platform.
     second: Option<JoinHandle<Result<WorkerExit, RunError>>>,
     node: Option<JoinHandle<Result<NodeExit, node_agent::NodeError>>>,
 }
@@ -300,9 +300,9 @@ fn start_node(
 enum Role {
     /// Everything, and what the settings say that it has.
     Only,
-    /// Everything, with little memory.
+    /// Everything, with little memory, on amd64.
     DemoSmall,
-    /// Only recipes, with more memory.
+    /// Only recipes, with more memory, on arm64.
     DemoBig,
 }
 
@@ -321,16 +321,18 @@ async fn start_worker(
         Role::DemoSmall => worker.allocation = small,
         Role::DemoBig => {
             worker.allocation = big;
-            worker.worker_id = WorkerId::new("demo-big").expect("it is a good name");
+            worker.worker_id = WorkerId::new(demo::SECOND).expect("it is a good name");
         }
     }
+    // The recipes of the demo are ours, and start only echo, printf and sleep.
+    worker.allow_commands |= role != Role::Only;
     let everything = role != Role::DemoBig;
     let mut builder = Worker::builder()
         .database_settings(settings.database("leasehold dev worker")?)
         .settings(worker)
         .heartbeats(everything)
         .containers(everything)
-        .recipes(if role == Role::Only { Ops::new() } else { demo::ops() });
+        .recipes(Ops::new());
     if role == Role::DemoSmall {
         builder = demo::register(builder);
     }

@@ -160,14 +160,19 @@ async fn the_demo_ends_well_again_and_again_and_leaves_nothing_running() {
         for ending in [
             "an HTTP probe: COMPLETED",
             "a Rust function: COMPLETED",
-            "a recipe that moves: COMPLETED",
-            "handoff: the next task needs memory=4Gi; the worker has cpu=1,memory=1Gi,ephemeral-storage=10Gi",
+            "a recipe that moves to where there is more memory: COMPLETED",
+            "handoff: the next task needs cpu=500m,memory=16Gi; the worker has \
+             cpu=1,memory=1Gi,ephemeral-storage=10Gi,platform=linux/amd64",
+            "a recipe that goes from amd64 to arm64 and back: COMPLETED",
+            "a loop: COMPLETED",
+            "branches at once, one of which fails and is caught: COMPLETED",
+            "a recipe that waits for somebody to approve: COMPLETED",
             "a container: COMPLETED",
             "FAILED (USER 7",
         ] {
             assert!(said.out.contains(ending), "round {round}: {ending}: {said:?}");
         }
-        assert_eq!(said.out.matches("EPOCH").count(), 5, "each job with its lease history: {said:?}");
+        assert_eq!(said.out.matches("EPOCH").count(), 9, "each job with its lease history: {said:?}");
         folder.expect_nothing_running().await;
     }
 }

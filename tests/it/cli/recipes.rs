@@ -96,7 +96,9 @@ async fn ended(leasehold: &Leasehold, id: &str) -> Value {
 async fn a_recipe_moves_to_a_worker_that_has_what_it_found_out_to_need() {
     let database = TestDatabase::create().await;
     let leasehold = Leasehold::on(database.url());
-    let small = ["--allow-commands", "--allocation-cpu", "1", "--allocation-memory", "2Gi"];
+    let scratch = ["--allocation-ephemeral-storage", "10Gi"];
+    let small =
+        [&["--allow-commands", "--allocation-cpu", "1", "--allocation-memory", "2Gi"], &scratch[..]].concat();
     let _small = Worker::start(&leasehold, "small", &small);
     let mut command = leasehold.command(&["run", "--recipe", &example("memory"), "--input", "size=16Gi"]);
     let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -117,7 +119,7 @@ async fn a_recipe_moves_to_a_worker_that_has_what_it_found_out_to_need() {
         "{said:?}"
     );
     for line in [
-        "handoff: the next task needs cpu=500m,memory=16Gi; the worker has cpu=1,memory=2Gi\n",
+        "handoff: the next task needs cpu=500m,memory=16Gi; the worker has cpu=1,memory=2Gi,ephemeral-storage=10Gi\n",
         "  ✓ probe  command: {\"memory\": \"16Gi\"} on small, ",
         "  ✓ heavy  command: {\"had\": \"16Gi\"} on big, ",
         "job 1 COMPLETED\n",
