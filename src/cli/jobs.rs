@@ -1,7 +1,7 @@
 //! `leasehold jobs`.
 
 use leasehold_actors::{
-    domain::{JobKind, JobState},
+    domain::{JobKind, JobState, execution::Allocation},
     error::StoreErrorKind,
 };
 
@@ -12,13 +12,17 @@ use super::{
 };
 use crate::{
     config::Effective,
-    postgres::read::{JobFilter, JobRow},
+    postgres::{
+        execution_view::{AdmissionRefused, Fits},
+        read::{JobFilter, JobRow},
+    },
 };
 
 /// List jobs, newest first
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: leasehold jobs --state FAILED,CANCELED --workflow nightly\n\
-                        Example: leasehold jobs --all --json | jq -r 'select(.attempt > 1) | .id'")]
+                        Example: leasehold jobs --all --json | jq -r 'select(.attempt > 1) | .id'\n\
+                        Example: leasehold jobs --compatible-with cpu=2,memory=4Gi --include-unresolved")]
 pub(super) struct Args {
     /// Only these states; may be repeated
     #[arg(long, short = 's', value_name = "STATE", value_delimiter = ',')]
@@ -41,9 +45,32 @@ pub(super) struct Args {
     /// Oldest first
     #[arg(long)]
     oldest_first: bool,
+    /// Only recipes that wait, and whose next task a worker with this could run: `cpu=2,memory=4Gi`; facts are cpu, memory,
+    /// ephemeral-storage, platform, image, image-digest and image-id
+    #[arg(long, value_name = "FACTS", value_parser = Allocation::parse_facts)]
+    compatible_with: Option<Allocation>,
+    /// Also those whose needs are worked out only when they run
+    #[arg(long, requires = "compatible_with")]
+    include_unresolved: bool,
     /// One JSON object a line
     #[arg(long)]
     json: bool,
+}
+
+impl Args {
+    /// What `--compatible-with` asks for, unless it contradicts the other filters.
+    fn fits(&self) -> Result<Option<Fits>, CliError> {
+        let Some(allocation) = self.compatible_with.clone() else { return Ok(None) };
+        if self.kind.is_some_and(|kind| kind != JobKind::Recipe) {
+            return Err(CliError::usage("--compatible-with lists recipes only: leave --kind out"));
+        }
+        if self.state.iter().any(|state| !matches!(state, JobState::Pending | JobState::Queued)) {
+            return Err(CliError::usage(
+                "--compatible-with lists jobs that wait: of the states, it takes PENDING and QUEUED",
+            ));
+        }
+        Ok(Some(Fits { allocation, include_unresolved: self.include_unresolved }))
+    }
 }
 
 pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
@@ -55,6 +82,7 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
         limit: if args.all { 1000 } else { args.limit },
         after: args.after.clone(),
         oldest_first: args.oldest_first,
+        fits: args.fits()?,
     };
     store::with_store(settings, async |store| {
         loop {
@@ -83,22 +111,17 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
     })
 }
 
-/// A table of jobs.
+/// A table of jobs; with what they need, where there are recipes among them.
 pub(super) fn print(jobs: &[JobRow]) -> Result<(), CliError> {
-    let mut table = Listing::new(&[
-        "id",
-        "state",
-        "kind",
-        "workflow",
-        "attempt",
-        "exit",
-        "node",
-        "worker",
-        "submitted",
-        "failure",
-    ]);
+    let mut titles =
+        vec!["id", "state", "kind", "workflow", "attempt", "exit", "node", "worker", "submitted", "failure"];
+    let with_needs = jobs.iter().any(|job| job.execution.is_some());
+    if with_needs {
+        titles.insert(8, "needs");
+    }
+    let mut table = Listing::new(&titles);
     for job in jobs {
-        table.row(vec![
+        let mut cells = vec![
             job.id.to_string(),
             job.state.to_string(),
             job.kind.to_string(),
@@ -112,10 +135,24 @@ pub(super) fn print(jobs: &[JobRow]) -> Result<(), CliError> {
             or_dash(job.node.as_ref()),
             or_dash(job.worker.as_ref()),
             instant(job.submitted_at),
-            or_dash(job.failure.as_ref().map(super::job::failure_words)),
-        ]);
+            // A refusal is no crash, and of a job that waits it is what matters.
+            or_dash(match &job.admission_refused {
+                Some(refused) if !job.state.is_terminal() => Some(refused_words(refused)),
+                _ => job.failure.as_ref().map(super::job::failure_words),
+            }),
+        ];
+        if with_needs {
+            cells.insert(8, or_dash(job.execution.as_ref()));
+        }
+        table.row(cells);
     }
     table.print()
+}
+
+/// `admission refused 2 times: …`
+pub(super) fn refused_words(refused: &AdmissionRefused) -> String {
+    let times = if refused.in_a_row == 1 { "once".to_owned() } else { format!("{} times", refused.in_a_row) };
+    format!("admission refused {times}: {}", refused.reason)
 }
 
 /// RUNNING jobs with the leases that hold them.

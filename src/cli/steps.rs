@@ -116,6 +116,93 @@ impl<'e> Line<'e> {
     }
 }
 
+/// One event as programs read it beside a job: without its values.
+#[derive(Debug, Serialize)]
+pub(super) struct Brief<'e> {
+    ordinal: i64,
+    path: &'e str,
+    event: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    op: Option<&'e str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) attempt: Option<i32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<&'e Failure>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deadline: Option<DateTime<Utc>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signal: Option<&'e str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    child: Option<JobId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<JobState>,
+    at: DateTime<Utc>,
+    worker: Option<String>,
+    epoch: i64,
+}
+
+impl<'e> Brief<'e> {
+    pub(super) fn of(event: &'e Event) -> Self {
+        let Line {
+            ordinal,
+            path,
+            event,
+            op,
+            attempt,
+            outcome,
+            failure,
+            deadline,
+            signal,
+            child,
+            state,
+            at,
+            worker,
+            epoch,
+            ..
+        } = Line::of(event);
+        Self {
+            ordinal,
+            path,
+            event,
+            op,
+            attempt,
+            outcome,
+            failure,
+            deadline,
+            signal,
+            child,
+            state,
+            at,
+            worker,
+            epoch,
+        }
+    }
+
+    /// The op of a task; of another event what it was.
+    pub(super) fn what(&self) -> String {
+        match (self.op, self.signal, self.child) {
+            (Some(op), ..) => op.to_owned(),
+            (_, Some(signal), _) => format!("signal {signal}"),
+            (.., Some(child)) => format!("{} {child}", self.event.replace('_', " ")),
+            _ => self.event.replace('_', " "),
+        }
+    }
+
+    /// How it came out, and where it failed, why.
+    pub(super) fn outcome_words(&self) -> Option<String> {
+        let state = self.state.map(|state| state.to_string());
+        let outcome = self.outcome.map(str::to_owned).or(state);
+        match (outcome, self.failure, self.deadline) {
+            (Some(outcome), Some(failure), _) => Some(format!("{outcome}: {}", failed(failure))),
+            (Some(outcome), ..) => Some(outcome),
+            (None, _, Some(deadline)) => Some(format!("until {}", output::instant(deadline))),
+            (None, ..) => None,
+        }
+    }
+}
+
 /// A mark and the words for what an event says.
 fn words(event: &Event) -> (char, String) {
     match &event.body {

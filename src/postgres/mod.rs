@@ -8,7 +8,7 @@
 //! | `lease_store` | the port: `impl LeaseStore for PgStore` |
 //! | `batch`, `protected`, `owners` | group commit; what a "no" is worth, and how it is asked again |
 //! | `claim`, `grant`, `marks`, `dispatch`, `renew`, `end`, `attach` | the verbs of the lease protocol |
-//! | `recipe`, `recipe_record`, [`recipe_needs`] | what recipes ask beside their lease: `impl RecipeStore for PgStore`; and what people ask of their needs |
+//! | `recipe`, `recipe_record`, [`recipe_needs`], [`execution_view`] | what recipes ask beside their lease: `impl RecipeStore for PgStore`; and what people ask of their needs |
 //! | `recover`, `lookout` | expired leases: found, taken over, put off |
 //! | `row`, `transaction` | columns by name; several statements as one |
 //! | `outside` | the same verbs in a transaction of the caller's |
@@ -25,6 +25,7 @@ mod dispatch;
 pub mod doctor;
 mod end;
 mod error;
+pub mod execution_view;
 mod fleet;
 mod grant;
 mod lease_store;
@@ -121,6 +122,7 @@ struct Inner {
     endings: Batcher<EndAsk, Ended>,
     housekeeping: Housekeeping,
     lookouts: Lookouts,
+    declared: execution_view::Declared,
 }
 
 impl Inner {
@@ -141,6 +143,7 @@ impl Inner {
             owners: Owners::default(),
             housekeeping: Housekeeping::default(),
             lookouts: Lookouts::default(),
+            declared: execution_view::Declared::default(),
             desk,
             pools,
             io,

@@ -8,6 +8,8 @@ use leasehold_actors::domain::{Epoch, FailureKind, JobId, JobKind, JobState, Nam
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::execution_view::{AdmissionRefused, ExecutionView, Fits};
+
 /// One page of a listing, and where the next one begins.
 #[derive(Debug, Clone, Serialize)]
 pub struct Page<T> {
@@ -45,6 +47,9 @@ pub struct JobFilter {
     pub after: Option<String>,
     /// Oldest first instead of newest first.
     pub oldest_first: bool,
+    /// Only recipe jobs that wait, and whose needs a worker like this satisfies. Jobs of other kinds need nothing of
+    /// their worker, and are left out.
+    pub fits: Option<Fits>,
 }
 
 impl JobFilter {
@@ -59,6 +64,7 @@ impl JobFilter {
             limit: 50,
             after: None,
             oldest_first: false,
+            fits: None,
         }
     }
 }
@@ -123,6 +129,12 @@ pub struct JobRow {
     pub cancel_requested_at: Option<DateTime<Utc>>,
     /// When it ended.
     pub ended_at: Option<DateTime<Utc>>,
+    /// RECIPE: what its next task needs, while it waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub execution: Option<ExecutionView>,
+    /// RECIPE: workers did not admit it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admission_refused: Option<AdmissionRefused>,
 }
 
 /// One lease of a job: the live one, or one that ended.

@@ -1,13 +1,14 @@
 //! The statements behind [`super::read`]: pages by key, a job in one snapshot, output after a given batch.
 
 use leasehold_actors::{
-    domain::{Epoch, JobId, Namespace},
+    domain::{Epoch, JobId, JobKind, JobState, Namespace},
     error::{Applied, StoreError, StoreErrorKind},
 };
 use tokio_postgres::Row;
 
 use super::{
     PgStore, error,
+    execution_view::Fits,
     read::{FailureCounts, FailureRow, JobDetail, JobFilter, JobRow, LogRow, LogStreamName, Page},
     row::Columns,
     session::Param,
@@ -24,8 +25,50 @@ impl PgStore {
     /// ends meanwhile.
     ///
     /// # Errors
-    /// [`StoreError`]; kind `Refused` when the cursor is none.
+    /// [`StoreError`]; kind `Refused` when the cursor is none, or when nothing is said that needs could be compared with.
     pub async fn list_jobs(&self, filter: &JobFilter) -> Result<Page<JobRow>, StoreError> {
+        match &filter.fits {
+            Some(fits) => self.list_fitting(filter, fits).await,
+            None => self.page_of_jobs(filter).await,
+        }
+    }
+
+    /// Goes on from page to page until one is filled with jobs that fit, and one more is known, or there are no more: so
+    /// that a cursor is handed out exactly where another page has something.
+    async fn list_fitting(&self, filter: &JobFilter, fits: &Fits) -> Result<Page<JobRow>, StoreError> {
+        if !fits.allocation.is_comparable() {
+            return Err(refused(
+                "needs can only be compared with cpu, memory, ephemeral-storage, platform, image or image-digest",
+            ));
+        }
+        let waiting = [JobState::Pending, JobState::Queued];
+        let states: Vec<JobState> =
+            waiting.into_iter().filter(|s| filter.states.is_empty() || filter.states.contains(s)).collect();
+        if states.is_empty() || filter.kind.is_some_and(|kind| kind != JobKind::Recipe) {
+            return Ok(Page { items: Vec::new(), next: None });
+        }
+        let limit = filter.limit.clamp(1, 1000);
+        let mut look = JobFilter {
+            states,
+            kind: Some(JobKind::Recipe),
+            limit: limit.saturating_add(1).clamp(100, 1000),
+            fits: None,
+            ..filter.clone()
+        };
+        let mut found = Vec::new();
+        loop {
+            let page = self.page_of_jobs(&look).await?;
+            let fitting =
+                page.items.into_iter().filter(|row| row.execution.as_ref().is_some_and(|v| fits.takes(v)));
+            found.extend(fitting);
+            match page.next {
+                Some(next) if found.len() <= limit as usize => look.after = Some(next),
+                _ => return Ok(Page::cut(found, i64::from(limit), |row| row.id.to_string())),
+            }
+        }
+    }
+
+    async fn page_of_jobs(&self, filter: &JobFilter) -> Result<Page<JobRow>, StoreError> {
         let limit = i64::from(filter.limit.clamp(1, 1000));
         let states: Vec<&str> = filter.states.iter().map(|state| state.as_str()).collect();
         let (sql, from) = if filter.oldest_first { (&LIST_OLDEST, 0) } else { (&LIST_NEWEST, i64::MAX) };
@@ -43,7 +86,9 @@ impl PgStore {
         ];
         let rows = self.call("list_jobs", sql, &params).await?;
         let items = rows.iter().map(job_row).collect::<Result<Vec<_>, _>>()?;
-        Ok(Page::cut(items, limit, |row| row.id.to_string()))
+        let mut page = Page::cut(items, limit, |row: &JobRow| row.id.to_string());
+        self.add_execution(&filter.namespace, &mut page.items).await?;
+        Ok(page)
     }
 
     /// One job with its whole story.
@@ -56,7 +101,9 @@ impl PgStore {
         if Columns::new("show_job", row).get::<Option<&str>>("state")?.is_none() {
             return Err(error::missing_row("show_job", job));
         }
-        job_detail(row).map(Some)
+        let mut detail = job_detail(row)?;
+        self.add_execution(namespace, std::slice::from_mut(&mut detail.row)).await?;
+        Ok(Some(detail))
     }
 
     /// A job's output after the batch `after_seq` (0 for all): at most `limit` batches (1 to 10,000), and
@@ -79,11 +126,15 @@ impl PgStore {
 }
 
 fn bad_cursor() -> StoreError {
+    refused("that is no cursor; pass `next` of the page before, as it came")
+}
+
+fn refused(message: &str) -> StoreError {
     StoreError {
         operation: "list_jobs",
         kind: StoreErrorKind::Refused,
         applied: Applied::No,
-        message: "that is no cursor; pass `next` of the page before, as it came".to_owned(),
+        message: message.to_owned(),
     }
 }
 
@@ -119,6 +170,8 @@ fn job_row(row: &Row) -> Result<JobRow, StoreError> {
         lease_expires_at: columns.instant("lease_expires_at")?,
         cancel_requested_at: columns.instant("cancel_requested_at")?,
         ended_at: columns.instant("ended_at")?,
+        execution: None,
+        admission_refused: None,
     })
 }
 

@@ -1,8 +1,9 @@
-//! What recipe jobs that wait need, as far as it is known: for listings, in one question a page.
+//! What recipe jobs need, as far as it is known: for listings, in one question a page. [`super::execution_view`] makes
+//! of it what people see.
 
 use chrono::{DateTime, Utc};
 use leasehold_actors::{
-    domain::{JobId, JobState, Namespace},
+    domain::{Epoch, JobId, JobState, Namespace},
     error::StoreError,
     ports::recipe::{Hint, JsonText},
 };
@@ -22,6 +23,8 @@ pub struct RecipeNeeds {
     pub job: JobId,
     /// Where it stands: only what is PENDING or QUEUED waits.
     pub state: JobState,
+    /// The epoch of its latest lease; 0 before the first.
+    pub epoch: Epoch,
     /// The needs that were last published.
     pub published: Option<PublishedNeeds>,
     /// Handoffs in a row with nothing recorded between.
@@ -32,8 +35,14 @@ pub struct RecipeNeeds {
     pub refusals: i32,
     /// Why it was refused last.
     pub refusal: Option<String>,
+    /// When.
+    pub refused_at: Option<DateTime<Utc>>,
     /// The requirements that were given at submission: raw JSON text.
     pub require: Option<JsonText>,
+    /// The digest of its recipe, as it was submitted.
+    pub digest: Option<String>,
+    /// What the client payload is: `object`, `null`, or what no payload may be.
+    pub payload_is: String,
     /// What stands under the payload's key `execution`: raw JSON text.
     pub execution: Option<JsonText>,
 }
@@ -84,12 +93,16 @@ fn read(columns: Columns<'_>) -> Result<RecipeNeeds, StoreError> {
     Ok(RecipeNeeds {
         job: JobId(columns.get("job_id")?),
         state: columns.parse("state")?,
+        epoch: Epoch(columns.get::<Option<i64>>("epoch")?.unwrap_or(0)),
         published,
         handoffs: columns.get("handoffs")?,
         declined: columns.get("declined")?,
         refusals: columns.get("refusals")?,
         refusal: columns.get("refusal")?,
+        refused_at: columns.instant("refused_at")?,
         require: json("require")?,
+        digest: columns.get("digest")?,
+        payload_is: columns.get("payload_is")?,
         execution: json("execution")?,
     })
 }

@@ -38,6 +38,7 @@ struct Facts {
     state: JobState,
     kind: JobKind,
     route: String,
+    task: String,
     workflow: String,
     workflow_state: Option<WorkflowState>,
     /// The workflow's generation, where the job's is older.
@@ -86,6 +87,7 @@ impl Facts {
             state: columns.parse("state")?,
             kind: columns.parse("kind")?,
             route: columns.get("route")?,
+            task: columns.get("task")?,
             workflow: columns.get("workflow")?,
             workflow_state: columns.parse_opt("workflow_state")?,
             newer_generation: current.filter(|current| *current > generation),
@@ -192,7 +194,7 @@ impl Facts {
             return format!(
                 "none of {} serves {}; see `leasehold worker list`",
                 plural(self.workers, "live worker"),
-                format!("{} {}", self.kind, self.route).trim_end()
+                format!("{} {} {}", self.kind, self.route, self.task).trim_end()
             );
         }
         if self.kind == JobKind::Container {

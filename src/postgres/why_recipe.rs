@@ -1,8 +1,16 @@
 //! What a recipe job waits for, in words: signals, children, a time; or a worker that has what its next task needs.
 
-use leasehold_actors::{domain::execution::Requirements, error::StoreError, ports::recipe::Hint};
+use leasehold_actors::{
+    domain::execution::{Allocation, Requirements, compare},
+    error::StoreError,
+    ports::recipe::Hint,
+};
+use serde::Deserialize;
 
-use super::{recipe, row::Columns};
+use super::{execution_view::requirements, recipe, row::Columns};
+
+/// So many workers are named.
+const NAMED: usize = 5;
 
 /// What stands beside the row of a RECIPE job, as far as it says why the job does not run.
 pub(super) struct Beside {
@@ -15,10 +23,26 @@ pub(super) struct Beside {
     /// Nothing has happened since it was handed off.
     exact: bool,
     declined: Vec<String>,
+    /// The living workers that poll for it, with what they say that they have.
+    workers: Vec<Polling>,
     refusals: i32,
     refusal: String,
     /// The version of its language or payload is one that this program does not know.
     foreign: Option<String>,
+}
+
+/// A worker as it says of itself.
+#[derive(Debug, Deserialize)]
+struct Polling {
+    worker: String,
+    /// None where an older release says nothing, or something that cannot be read.
+    #[serde(default, deserialize_with = "lenient")]
+    allocation: Option<Allocation>,
+}
+
+fn lenient<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Allocation>, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    Ok(serde_json::from_value(value).ok())
 }
 
 impl Beside {
@@ -44,6 +68,7 @@ impl Beside {
             needs: if published { Some(recipe::hint(columns)?) } else { None },
             exact: columns.get::<Option<bool>>("exact")?.unwrap_or(false),
             declined: columns.get("declined")?,
+            workers: columns.json("allocations")?,
             refusals: columns.get("refusals")?,
             refusal: columns.get::<Option<String>>("refusal")?.unwrap_or_default(),
             foreign,
@@ -72,49 +97,89 @@ impl Beside {
         if let Some(foreign) = &self.foreign {
             return Some(format!("{foreign}, and waits for a worker that knows it"));
         }
-        let needs = words(self.needs.as_ref()?);
-        if needs.is_empty() || !self.exact {
+        let needs = requirements(self.needs.as_ref()?);
+        if needs.is_empty() {
             return None;
+        }
+        let lacking: Vec<String> = self.workers.iter().filter_map(|worker| worker.lacks(&needs)).collect();
+        if lacking.len() < self.workers.len() {
+            return None;
+        }
+        let more = lacking.len().saturating_sub(NAMED);
+        let mut words = lacking.into_iter().take(NAMED).collect::<Vec<_>>().join("; ");
+        if more > 0 {
+            words = format!("{words}; and {more} more");
         }
         let declined = match self.declined.as_slice() {
             [] => String::new(),
-            declined => format!("; declined it: {}", declined.join(", ")),
+            declined => format!(
+                "; declined it: {}",
+                declined.iter().map(|by| shown(by)).collect::<Vec<_>>().join(" and ")
+            ),
         };
-        Some(format!("its next task needs {needs}, and it waits for a worker that has that{declined}"))
+        if self.exact {
+            return Some(format!(
+                "its next task needs {needs}, and no live worker that polls for it has that: {words}{declined}"
+            ));
+        }
+        Some(format!(
+            "its last published needs are {needs}, which no live worker that polls for it has ({words}); since they are \
+             stale, one of them tries it after 5 s"
+        ))
     }
 }
 
-fn words(needs: &Hint) -> String {
-    let amounts = Requirements {
-        cpu_millis: needs.cpu_millis,
-        memory_bytes: needs.memory_bytes,
-        ephemeral_storage_bytes: needs.ephemeral_storage_bytes,
-        ..Requirements::default()
-    };
-    let platform = needs.platform.as_ref().map(|(os, architecture, variant)| {
-        let variant = variant.as_ref().map(|variant| format!("/{variant}")).unwrap_or_default();
-        format!("platform={os}/{architecture}{variant}")
-    });
-    let image = needs.image_digest.as_ref().or(needs.image_reference.as_ref());
-    let words = Some(amounts.to_string()).filter(|text| !text.is_empty());
-    let words: Vec<String> =
-        words.into_iter().chain(platform).chain(image.map(|image| format!("image={image}"))).collect();
-    words.join(",")
+impl Polling {
+    /// What of these needs it does not have, in words; none where it has them all.
+    fn lacks(&self, needs: &Requirements) -> Option<String> {
+        let nothing = Allocation::default();
+        let mismatches = compare(needs, self.allocation.as_ref().unwrap_or(&nothing));
+        if mismatches.is_empty() {
+            return None;
+        }
+        let lacks: Vec<String> = mismatches
+            .iter()
+            .map(|m| match &m.actual {
+                Some(actual) => format!("{} (has {actual})", m.field),
+                None => format!("{} (unknown)", m.field),
+            })
+            .collect();
+        Some(format!("{} lacks {}", self.worker, lacks.join(" and ")))
+    }
+}
+
+/// What declined it, as people write allocations; as it stands where it is none.
+fn shown(declined: &str) -> String {
+    match serde_json::from_str::<Allocation>(declined) {
+        Ok(allocation) if allocation.is_empty() => "one of which nothing is known".to_owned(),
+        Ok(allocation) => allocation.to_string(),
+        Err(_) => declined.to_owned(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn polling(worker: &str, facts: &str) -> Polling {
+        Polling { worker: worker.to_owned(), allocation: Some(facts.parse().unwrap()) }
+    }
+
     #[test]
-    fn needs_are_named_as_people_write_them() {
-        let needs = Hint {
-            cpu_millis: Some(500),
-            memory_bytes: Some(16 << 30),
-            platform: Some(("linux".to_owned(), "arm64".to_owned(), None)),
-            ..Hint::default()
-        };
-        assert_eq!(words(&needs), "cpu=500m,memory=16Gi,platform=linux/arm64");
-        assert_eq!(words(&Hint::default()), "");
+    fn each_worker_is_told_what_it_lacks() {
+        let needs = "cpu=500m,memory=16Gi,platform=linux/arm64".parse().unwrap();
+        assert_eq!(
+            polling("small", "cpu=1,memory=2Gi").lacks(&needs).unwrap(),
+            "small lacks memory (has 2Gi) and platform (unknown)"
+        );
+        assert_eq!(polling("big", "cpu=1,memory=32Gi,platform=arm64").lacks(&needs), None);
+        let words: Vec<Polling> = serde_json::from_str(
+            r#"[{"worker":"a","allocation":{"resources":{"memory":"2Gi"}}},{"worker":"b","allocation":null},{"worker":"c","allocation":{"gpu":1}}]"#,
+        )
+        .unwrap();
+        let known: Vec<bool> = words.iter().map(|worker| worker.allocation.is_some()).collect();
+        assert_eq!(known, [true, false, false]);
+        assert_eq!(shown(r#"{"resources":{"memory":"2Gi"}}"#), "memory=2Gi");
+        assert_eq!((shown("{}"), shown("[1]")), ("one of which nothing is known".into(), "[1]".into()));
     }
 }

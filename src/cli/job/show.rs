@@ -1,21 +1,30 @@
 //! `leasehold job show`.
 
-use leasehold_actors::domain::JobId;
+use leasehold_actors::{
+    domain::{JobId, JobKind},
+    ports::recipe::Event,
+};
+use serde::Serialize;
 
 use super::super::{
     CliError, Exit,
     follow::not_found,
+    jobs::refused_words,
     output::{self, Listing, instant, or_dash},
-    store,
+    steps, store,
 };
 use crate::{
     config::Effective,
-    postgres::read::{FailureRow, JobDetail},
+    postgres::{
+        execution_view::ExecutionView,
+        read::{FailureRow, JobDetail},
+    },
 };
 
-/// Show a job with its whole lease history
+/// Show a job with its whole lease history, and what its recipe recorded
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example: leasehold job show 42\nExample: leasehold job show 42 --json | jq .leases")]
+#[command(after_help = "The values that a recipe recorded are shown by `leasehold job results`.\n\n\
+                        Example: leasehold job show 42\nExample: leasehold job show 42 --json | jq .leases")]
 pub(super) struct Args {
     /// The job's id
     #[arg(value_name = "ID", value_parser = super::parse_id)]
@@ -27,14 +36,56 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
     store::with_store(settings, async |store| {
-        let job = store.show_job(&settings.namespace(), args.id).await?.ok_or_else(|| not_found(args.id))?;
+        let namespace = settings.namespace();
+        let job = store.show_job(&namespace, args.id).await?.ok_or_else(|| not_found(args.id))?;
+        let events = match job.row.kind {
+            JobKind::Recipe => Some(steps::all(&store, &namespace, args.id).await?),
+            _ => None,
+        };
         if args.json {
-            output::json(&job)?
+            let events = events.as_deref().map(|events| events.iter().map(steps::Brief::of).collect());
+            output::json(&Shown { job: &job, events })?
         } else {
-            print(&job)?
+            print(&job)?;
+            if let Some(events) = &events {
+                print_events(events)?;
+            }
         }
         Ok(Exit::Ok)
     })
+}
+
+/// A job as programs read it.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    job: &'a JobDetail,
+    /// RECIPE: what was recorded, in order; without the values.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    events: Option<Vec<steps::Brief<'a>>>,
+}
+
+/// What a recipe recorded, in order.
+fn print_events(events: &[Event]) -> Result<(), CliError> {
+    if events.is_empty() {
+        return output::line("its recipe has recorded nothing yet");
+    }
+    let mut table =
+        Listing::new(&["ordinal", "path", "what", "outcome", "attempt", "worker", "epoch", "recorded"]);
+    for event in events {
+        let brief = steps::Brief::of(event);
+        table.row(vec![
+            event.ordinal.to_string(),
+            if event.path.is_empty() { "(root)".to_owned() } else { event.path.clone() },
+            brief.what(),
+            or_dash(brief.outcome_words()),
+            or_dash(brief.attempt),
+            or_dash(event.worker.as_ref()),
+            event.epoch.to_string(),
+            instant(event.at),
+        ]);
+    }
+    table.print()
 }
 
 /// Everything for a person.
@@ -61,6 +112,8 @@ pub(in crate::cli) fn print(job: &JobDetail) -> Result<(), CliError> {
     fact("lease expires", row.lease_expires_at.map(instant));
     fact("cancel requested", row.cancel_requested_at.map(instant));
     fact("ended", row.ended_at.map(instant));
+    fact("needs", row.execution.as_ref().map(needs_words));
+    fact("refused", row.admission_refused.as_ref().map(refused_words));
     fact("definition", Some(job.definition.get().to_owned()));
     fact("payload", Some(job.payload.get().to_owned()).filter(|text| text != "null"));
     fact("output", job.output.as_ref().map(|text| text.get().to_owned()));
@@ -77,6 +130,14 @@ pub(in crate::cli) fn print(job: &JobDetail) -> Result<(), CliError> {
     }
     facts.print()?;
     leases(job)
+}
+
+/// What it needs; where that cannot be read, why not.
+fn needs_words(view: &ExecutionView) -> String {
+    match view {
+        ExecutionView::Malformed { reason } => format!("malformed: {reason}"),
+        view => view.to_string(),
+    }
 }
 
 /// The lease history alone.

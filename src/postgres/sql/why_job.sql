@@ -13,7 +13,7 @@ select s.state, s.kind::text, s.route, s.workflow, s.generation, s.attempt, s.pr
             where x.namespace = $1 and x.node_id = n.node_id)), 0)::bigint
         from leasehold.nodes n where n.namespace = $1 and n.state = 'READY'
            and n.heartbeat_at + n.heartbeat_ttl_ms * interval '1 ms' > now.clock) as free_slots,
-       alive.workers, alive.serving, alive.free_permits,
+       alive.workers, alive.serving, alive.free_permits, alive.allocations, route.task,
        (select count(*) from (
             select 1 from leasehold.ready a join leasehold.ready me on me.job_id = $2
             where a.namespace = $1 and a.kind = me.kind and a.route = me.route and a.task = me.task
@@ -26,12 +26,19 @@ select s.state, s.kind::text, s.route, s.workflow, s.generation, s.attempt, s.pr
 from leasehold.job_states s
 cross join (select clock_timestamp() as clock) now
 cross join lateral (
+    -- RECIPE: the op that a worker must have for its next task.
+    select coalesce((select r.task from leasehold.ready r where r.job_id = s.job_id),
+                    (select w.task from leasehold.waiting w where w.job_id = s.job_id), '') as task
+) route
+cross join lateral (
     -- What workers say of themselves, for people only; a worker that names no routes may serve any.
     select count(*) as workers, count(*) filter (where k.serves) as serving,
-           coalesce(sum((k.words->'permits'->>'free')::bigint) filter (where k.serves), 0)::bigint as free_permits
+           coalesce(sum((k.words->'permits'->>'free')::bigint) filter (where k.serves), 0)::bigint as free_permits,
+           coalesce(json_agg(json_build_object('worker', k.worker_id, 'allocation', k.words->'allocation')
+                             order by k.worker_id) filter (where k.serves and s.kind = 'RECIPE'), '[]')::text as allocations
     from (
-        select k.status::jsonb as words,
-               coalesce(k.status::jsonb->'routes' ? rtrim(s.kind || ' ' || s.route), true) as serves
+        select k.worker_id, k.status::jsonb as words,
+               coalesce(k.status::jsonb->'routes' ? rtrim(s.kind || ' ' || s.route || ' ' || route.task), true) as serves
         from leasehold.workers k
         where k.namespace = $1 and k.stopped_at is null and k.seen_at > now.clock - interval '30 seconds'
     ) k

@@ -181,9 +181,12 @@ fn fields(needs: &Needs) -> [(Field, &Option<Template>); 5] {
     ]
 }
 
-/// Whether a recipe says anything of needs anywhere.
-pub(super) fn has_needs(recipe: &Recipe) -> bool {
-    says(&recipe.execution) || node_has_needs(&recipe.root)
+impl Recipe {
+    /// Whether it says anything of needs anywhere.
+    #[must_use]
+    pub fn declares_needs(&self) -> bool {
+        says(&self.execution) || node_has_needs(&self.root)
+    }
 }
 
 fn node_has_needs(node: &Node) -> bool {
@@ -193,7 +196,7 @@ fn node_has_needs(node: &Node) -> bool {
             Body::Op { .. } => false,
             Body::Sequence(nodes) | Body::Parallel(nodes) => nodes.iter().any(node_has_needs),
             Body::States(machine) => machine.states.iter().any(|state| node_has_needs(&state.node)),
-            Body::Include { recipe, .. } => has_needs(recipe),
+            Body::Include { recipe, .. } => recipe.declares_needs(),
         }
 }
 

@@ -45,7 +45,7 @@ use tokio::{sync::Notify, time::Instant};
 
 pub(in crate::recipe) use self::live::Hands;
 use self::{
-    env::{Env, Scopes, bind_inputs, has_needs},
+    env::{Env, Scopes, bind_inputs},
     failure::{Fatal, NodeFailure},
     log::Log,
     path::Path,
@@ -185,7 +185,7 @@ impl Session {
 
     /// Whether any task needs, or was told to need, anything at all.
     pub(in crate::recipe) fn needs_anything(&self) -> bool {
-        has_needs(&self.job.recipe)
+        self.job.recipe.declares_needs()
             || !self.job.overrides.is_empty()
             || !lock(&self.log).directed().is_empty()
     }

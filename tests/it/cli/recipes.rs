@@ -110,6 +110,42 @@ async fn a_recipe_moves_to_a_worker_that_has_what_it_found_out_to_need() {
     })
     .await;
     assert_eq!(results(&leasehold, "1").len(), 1);
+    let listed = leasehold.run(&["jobs", "--json"]).json();
+    let view = serde_json::json!({
+        "status": "specified", "source": "handoff", "hint": "exact",
+        "requirements": {"resources": {"cpu": "500m", "memory": "16Gi"}},
+    });
+    assert_eq!(listed["execution"], view, "{listed}");
+    for (facts, found) in
+        [("cpu=8,memory=32Gi", 1), ("memory=32Gi,image-id=x", 0), ("cpu=500m,memory=16Gi", 1)]
+    {
+        let fitting = leasehold.run(&["jobs", "--compatible-with", facts, "--json"]).json_lines();
+        assert_eq!(fitting.len(), found, "{facts}");
+    }
+    for facts in ["image-id=4f2a", "", "mem=4Gi", "cpu=2,memory=4G i"] {
+        leasehold.run(&["jobs", "--compatible-with", facts]).refused(2);
+    }
+    leasehold.run(&["jobs", "--compatible-with", "cpu=1", "--state", "RUNNING"]).refused(2);
+    leasehold.run(&["jobs", "--compatible-with", "cpu=1", "--kind", "HANDLER"]).refused(2);
+    leasehold.run(&["jobs", "--include-unresolved"]).refused(2);
+    let table = leasehold.run(&["jobs", "--compatible-with", "cpu=8,memory=32Gi"]).out;
+    assert!(table.contains("NEEDS") && table.contains("cpu=500m,memory=16Gi (handoff)"), "{table}");
+    let lacks = "has that: small lacks memory (has 2Gi); declined it: cpu=1,memory=2Gi";
+    eventually(PATIENCE, lacks, async || {
+        leasehold.run(&["job", "why", "1"]).out.contains(lacks).then_some(())
+    })
+    .await;
+    let shown = leasehold.run(&["job", "show", "1", "--json"]).json();
+    let event = &shown["events"][0];
+    assert_eq!(
+        (event["path"].as_str(), event["op"].as_str(), event["outcome"].as_str(), event["attempt"].as_i64()),
+        (Some("probe"), Some("command"), Some("succeeded"), Some(1)),
+        "{shown}"
+    );
+    assert_eq!((event["worker"].as_str(), shown["execution"].clone()), (Some("small"), view), "{shown}");
+    assert!(event["at"].is_string() && event.get("output").is_none(), "{event}");
+    let shown = leasehold.run(&["job", "show", "1"]).out;
+    assert!(shown.contains("cpu=500m,memory=16Gi (handoff)") && shown.contains("OUTCOME"), "{shown}");
     let big = ["--allow-commands", "--allocation-cpu", "8", "--allocation-memory", "32Gi"];
     let _big = Worker::start(&leasehold, "big", &big);
     let said = Said::of(wait(run, PATIENCE, &["run"]));

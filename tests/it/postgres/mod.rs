@@ -12,6 +12,7 @@ mod group_commit;
 mod harness;
 mod listen;
 mod migrations;
+mod needs;
 mod nodes;
 mod plans;
 mod pooler;

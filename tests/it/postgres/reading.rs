@@ -286,8 +286,25 @@ async fn why_names_what_a_recipe_waits_for_and_what_it_needs() {
     again(Vec::new(), Some(Publication { hint, handoff: true, declined_by })).await;
     assert_eq!(store.dispatch(&namespace(), 10).await.unwrap().moved, 1);
     let why = store.why(&namespace(), job).await.unwrap().expect("the job exists");
-    assert!(why.contains(r#"needs memory=16Gi, and it waits for a worker that has that"#), "{why}");
-    assert!(why.ends_with(r#"declined it: {"memory":"2Gi"}"#), "{why}");
+    assert!(
+        why.contains("its next task needs memory=16Gi, and no live worker that polls for it has that: w1 lacks memory (unknown)"),
+        "{why}"
+    );
+    assert!(why.ends_with(r#"; declined it: {"memory":"2Gi"}"#), "{why}");
+    // What a worker says of itself is for people, and decides what they are told.
+    let say = async |status: &str| {
+        client.execute("update leasehold.workers set status = $1::text::json", &[&status]).await.unwrap();
+        store.why(&namespace(), job).await.unwrap().expect("the job exists")
+    };
+    let why = say(r#"{"routes":["RECIPE recipe"],"allocation":{"resources":{"memory":"2Gi"}}}"#).await;
+    assert!(why.contains("w1 lacks memory (has 2Gi); declined it"), "{why}");
+    let why = say(
+        r#"{"routes":["RECIPE recipe"],"permits":{"free":1},"allocation":{"resources":{"memory":"16Gi"}}}"#,
+    )
+    .await;
+    assert!(why.contains("it waits for the next claim by the 1 worker that may run it"), "{why}");
+    let why = say(r#"{"routes":["RECIPE other"]}"#).await;
+    assert!(why.contains("none of 1 live worker serves RECIPE recipe;"), "{why}");
     let needs = store.recipe_needs(&namespace(), &[job, JobId(99_999)]).await.unwrap();
     let published = needs[0].published.as_ref().expect("they were published");
     assert_eq!((needs.len(), needs[0].job, needs[0].handoffs), (1, job, 1));

@@ -43,7 +43,7 @@ fn worker(database: &TestDatabase, name: &'static str, platform: &str, ran: &Ran
     leasehold::Worker::builder().database_settings(database.settings()).settings(settings).recipes(ops)
 }
 
-async fn submit(store: &PgStore, yaml: &str) -> JobId {
+fn new_job(yaml: &str) -> NewJob {
     let bundle = Bundle::new("r.yaml", BTreeMap::from([("r.yaml".to_owned(), yaml.to_owned())]));
     let spec = RecipeSpec {
         recipe: "r".to_owned(),
@@ -54,7 +54,11 @@ async fn submit(store: &PgStore, yaml: &str) -> JobId {
         inputs: RawJson::default(),
         require: RawJson::default(),
     };
-    store.submit(&NewJob::ad_hoc(JobDefinition::Recipe(spec))).await.unwrap().job
+    NewJob::ad_hoc(JobDefinition::Recipe(spec))
+}
+
+async fn submit(store: &PgStore, yaml: &str) -> JobId {
+    store.submit(&new_job(yaml)).await.unwrap().job
 }
 
 /// The job once it has ended. It goes through several hands: give it time.
@@ -125,5 +129,37 @@ sequence:
     store.send_signal(&Namespace::default(), job, &signal).await.unwrap();
     let detail = ended(&store, job).await;
     assert_eq!(detail.row.state, JobState::Completed, "{detail:?}");
+    running.drain().await;
+}
+
+/// A payload that cannot be read is refused five times and fails the job as that. No refused lease is a crash: with two
+/// losses allowed, and one SYSTEM failure, the job would otherwise have ended before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_refused_admissions_end_a_job_as_that_and_never_as_a_crash_loop() {
+    let database = TestDatabase::create().await;
+    let store = database.store().await;
+    let mut settings = settings();
+    settings.lease = Duration::from_secs(2);
+    settings.renew_interval = Duration::from_millis(400);
+    settings.store_timeout = Duration::from_millis(500);
+    settings.safety_margin = Duration::from_millis(200);
+    settings.recovery_interval = Duration::from_millis(200);
+    settings.loss_limit = 2;
+    let ran = Ran::default();
+    let running = Running::start(worker(&database, "w", "linux/amd64", &ran).settings(settings)).await;
+    let mut new = new_job("id: r\nop: note\nwith: { give: 1 }\n");
+    new.payload = r#"{"mine": 1.50, "execution": {"requirements": {}}}"#.to_owned();
+    new.retry.max_system = Some(1);
+    (new.retry.backoff_ms, new.retry.backoff_cap_ms) = (Some(1), Some(1));
+    let job = store.submit(&new).await.unwrap().job;
+    let detail = ended(&store, job).await;
+    let failure = detail.row.failure.as_ref().expect("it failed");
+    assert_eq!(failure.code.as_deref(), Some("bad_execution_payload"), "{detail:?}");
+    let expired = detail.leases.iter().filter(|lease| lease.how == "expired").count();
+    assert_eq!(expired, 4, "the refused leases run out: {detail:?}");
+    assert_eq!((detail.losses, detail.failures.system), (0, 1), "{detail:?}");
+    assert_eq!(detail.row.admission_refused.as_ref().map(|refused| refused.in_a_row), Some(5));
+    assert_eq!(detail.payload.get(), r#"{"mine": 1.50, "execution": {"requirements": {}}}"#);
+    assert!(ran.lock().unwrap().is_empty(), "nothing ran");
     running.drain().await;
 }

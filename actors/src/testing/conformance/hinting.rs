@@ -176,10 +176,13 @@ pub async fn an_unknown_version_is_not_claimed(harness: &dyn StoreHarness) {
     let bench = Bench::new(harness);
     let job = bench.queued_recipe().await;
     let set = |value: &str, expected_revision| PayloadUpdate { value: value.to_owned(), expected_revision };
-    let newer = set(r#"{"execution": {"version": 2}}"#, 1);
-    bench.recipes.set_payload(&bench.namespace, job, &newer).await.expect("it answers");
-    assert!(bench.offered(None).await.is_empty());
-    let known = set(r#"{"execution": {"version": 1}}"#, 2);
+    let newer = ["2", "0", "-1", "4294967297", "123456789012345678901234567890"];
+    for (version, revision) in newer.into_iter().zip(1..) {
+        let newer = set(&format!(r#"{{"execution": {{"version": {version}}}}}"#), revision);
+        bench.recipes.set_payload(&bench.namespace, job, &newer).await.expect("it answers");
+        assert!(bench.offered(None).await.is_empty(), "{version}");
+    }
+    let known = set(r#"{"execution": {"version": 1}}"#, 6);
     bench.recipes.set_payload(&bench.namespace, job, &known).await.expect("it answers");
     assert_eq!(bench.offered(None).await.len(), 1);
 }

@@ -238,8 +238,24 @@ fn remember(declined: &mut Vec<String>, publish: &Publication) {
     }
 }
 
-/// The version of the payload's key `execution`, where it has a plausible one.
+/// The version of the payload's key `execution`, where it is a whole number: of any size, since a worker that knows no
+/// such version must not claim the job.
 fn execution_version(payload: &str) -> Option<u32> {
-    let payload: serde_json::Value = serde_json::from_str(payload).ok()?;
-    u32::try_from(payload.get("execution")?.get("version")?.as_u64()?).ok()
+    #[derive(Default, serde::Deserialize)]
+    #[serde(default)]
+    struct Payload<'p> {
+        #[serde(borrow)]
+        execution: Option<&'p serde_json::value::RawValue>,
+    }
+    #[derive(Default, serde::Deserialize)]
+    #[serde(default)]
+    struct Execution<'p> {
+        #[serde(borrow)]
+        version: Option<&'p serde_json::value::RawValue>,
+    }
+    let execution = serde_json::from_str::<Payload<'_>>(payload).ok()?.execution?.get();
+    let version = serde_json::from_str::<Execution<'_>>(execution).ok()?.version?.get();
+    let digits = version.strip_prefix('-').unwrap_or(version);
+    let whole = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+    whole.then(|| version.parse().unwrap_or(u32::MAX))
 }
