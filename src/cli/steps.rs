@@ -59,6 +59,9 @@ pub(super) struct Line<'e> {
     child: Option<JobId>,
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<JobState>,
+    /// Of a reopening: the first and the last of each run of ordinals that count as unfinished from then on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unfinished: Option<&'e [(i64, i64)]>,
     at: DateTime<Utc>,
     worker: Option<String>,
     epoch: i64,
@@ -82,6 +85,7 @@ impl<'e> Line<'e> {
             signal: None,
             child: None,
             state: None,
+            unfinished: None,
             at: event.at,
             worker: event.worker.as_ref().map(ToString::to_string),
             epoch: event.epoch.0,
@@ -110,7 +114,9 @@ impl<'e> Line<'e> {
                 (line.event, line.child, line.state) = ("child_ended", Some(*job), Some(*state));
                 (line.output, line.failure) = (output.as_deref().and_then(raw), failure.as_ref());
             }
-            EventBody::Reopened => line.event = "reopened",
+            EventBody::Reopened { again } => {
+                (line.event, line.unfinished) = ("reopened", Some(again.as_slice()))
+            }
         }
         line
     }
@@ -227,7 +233,11 @@ fn words(event: &Event) -> (char, String) {
             let why = failure.as_ref().map_or_else(String::new, |failure| format!(": {}", failed(failure)));
             ('✗', format!("job {job} {state}{why}"))
         }
-        EventBody::Reopened => ('↻', "reopened from here".to_owned()),
+        EventBody::Reopened { again } => {
+            let records: i64 = again.iter().map(|(first, last)| last - first + 1).sum();
+            let what = if records == 1 { "record counts" } else { "records count" };
+            ('↻', format!("reopened: {records} {what} as unfinished"))
+        }
     }
 }
 
@@ -278,30 +288,62 @@ impl<'e> Node<'e> {
         }
     }
 
-    fn show(&self, before: &str, since: DateTime<Utc>, out: &mut Vec<[String; 4]>) {
+    fn show(&self, before: &str, reopened: &Reopened<'_>, since: DateTime<Utc>, out: &mut Vec<[String; 4]>) {
         for (number, child) in self.children.iter().enumerate() {
             let last = number + 1 == self.children.len();
             let name = format!("{before}{}{}", if last { "└─ " } else { "├─ " }, child.name);
             let mut cells = [name, String::new(), String::new(), String::new()];
             if let Some(event) = child.events.last() {
-                let worker = event.worker.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
-                cells[1..].clone_from_slice(&[worker, elapsed(since, event.at), result(event)]);
+                cells[1..].clone_from_slice(&match reopened.of(event) {
+                    None => {
+                        let worker =
+                            event.worker.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
+                        [worker, elapsed(since, event.at), result(event)]
+                    }
+                    Some(by) => {
+                        ["-".to_owned(), elapsed(since, by.at), "↻ reopened, unfinished again".to_owned()]
+                    }
+                });
             }
             out.push(cells);
-            child.show(&format!("{before}{}", if last { "   " } else { "│  " }), since, out);
+            child.show(&format!("{before}{}", if last { "   " } else { "│  " }), reopened, since, out);
         }
     }
 }
 
+/// The reopenings of a job.
+struct Reopened<'e>(Vec<(&'e [(i64, i64)], &'e Event)>);
+
+impl<'e> Reopened<'e> {
+    fn in_log(events: &'e [Event]) -> Self {
+        let reopened = events.iter().filter_map(|event| match &event.body {
+            EventBody::Reopened { again } => Some((again.as_slice(), event)),
+            _ => None,
+        });
+        Self(reopened.collect())
+    }
+
+    /// The last reopening by which an event counts as unfinished.
+    fn of(&self, event: &Event) -> Option<&'e Event> {
+        let names =
+            |again: &[(i64, i64)]| again.iter().any(|(first, last)| (first..=last).contains(&&event.ordinal));
+        self.0.iter().rev().find(|(again, _)| names(again)).map(|(_, by)| *by)
+    }
+}
+
 /// The tree: step, worker, time since the submission, what came of it. Steps stand in the order in which they were
-/// first recorded; a step with several events shows the last.
+/// first recorded; a step with several events shows the last, and one that was reopened says so until it is done again.
 pub(super) fn tree(events: &[Event], submitted_at: DateTime<Utc>) -> Vec<[String; 4]> {
     let mut root = Node::default();
     for event in events {
-        root.put(if event.path.is_empty() { "(root)" } else { &event.path }, event);
+        match &event.body {
+            EventBody::Reopened { .. } if event.path.is_empty() => root.put("(root)", event),
+            EventBody::Reopened { .. } => {}
+            _ => root.put(if event.path.is_empty() { "(root)" } else { &event.path }, event),
+        }
     }
     let mut rows = Vec::new();
-    root.show("", submitted_at, &mut rows);
+    root.show("", &Reopened::in_log(events), submitted_at, &mut rows);
     rows
 }
 
@@ -449,6 +491,24 @@ mod tests {
                 "└─ pause|w-1|+5.0s|✓ timer fired",
             ]
         );
+    }
+
+    #[test]
+    fn a_reopened_step_says_so_until_it_is_done_again() {
+        let mut events = events();
+        events.push(event(6, "work/poll#1/fetch!1", EventBody::Reopened { again: vec![(2, 2), (5, 5)] }));
+        let since = DateTime::from_timestamp(1_000_000_000, 0).unwrap();
+        let shown = |events: &[Event]| -> Vec<String> {
+            tree(events, since).iter().map(|row| format!("{}|{}", row[0], row[3])).collect()
+        };
+        let tree = shown(&events);
+        assert_eq!(tree[3], "│     ├─ fetch!1|↻ reopened, unfinished again");
+        assert_eq!(tree[5], "└─ pause|↻ reopened, unfinished again");
+        assert_eq!(tree[4], "│     └─ fetch!2|✓ command");
+        events.push(event(7, "work/poll#1/fetch!1", task(TaskOutcome::Succeeded { output: Arc::from("1") })));
+        assert_eq!(shown(&events)[3], "│     ├─ fetch!1|✓ command: 1");
+        let lines = Steps::default().lines(&events[5], since);
+        assert_eq!(lines[2], "      ↻ fetch!1  reopened: 2 records count as unfinished on w-1, +6.0s");
     }
 
     #[test]

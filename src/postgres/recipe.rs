@@ -9,7 +9,7 @@ use leasehold_actors::{
         Authority, PayloadUpdate,
         recipe::{
             Event, Hint, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded, Redeemed,
-            Refusal, SignalAnswer,
+            Refusal, ReopenAnswer, Reopening, SignalAnswer,
         },
     },
 };
@@ -125,6 +125,15 @@ impl RecipeStore for PgStore {
             new_token: new_token.expose_to_store(),
         };
         self.single::<Redeem>(ask).await
+    }
+
+    async fn reopen(
+        &self,
+        namespace: &Namespace,
+        job: JobId,
+        reopening: &Reopening,
+    ) -> Result<ReopenAnswer, StoreError> {
+        self.reopen_recipe(namespace, job, reopening).await
     }
 
     async fn send_signal(

@@ -328,7 +328,12 @@ pub(super) fn event(columns: Columns<'_>) -> Result<Event, StoreError> {
             output: json("value")?,
             failure: failure(columns.parse_opt("failure_kind")?)?,
         },
-        "reopened" => EventBody::Reopened,
+        "reopened" => {
+            let ranges = json("value")?.ok_or_else(|| missing("list of what counts as unfinished"))?;
+            EventBody::Reopened {
+                again: serde_json::from_str(&ranges).map_err(|e| error::garbled("record", e.to_string()))?,
+            }
+        }
         other => return Err(error::garbled("record", format!("an event of sort {other:?}"))),
     };
     let worker = match columns.get::<Option<&str>>("worker_id")? {

@@ -3,7 +3,7 @@
 
 mod check;
 
-pub(super) use self::check::{check, duration};
+pub(super) use self::check::{check, distance, duration};
 use super::{
     limits::{LANGUAGE_VERSION, MAX_ATTEMPTS},
     mistake::Place,

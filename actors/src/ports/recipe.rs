@@ -88,8 +88,11 @@ pub enum EventBody {
         /// Its failure, where it failed.
         failure: Option<Failure>,
     },
-    /// A person reopened the job from here: this path, and everything after it, counts as unfinished.
-    Reopened,
+    /// A person reopened the job. Nothing is deleted; what is named here counts as unfinished from then on.
+    Reopened {
+        /// The first and the last of each run of ordinals that count as unfinished.
+        again: Vec<(i64, i64)>,
+    },
 }
 
 /// One event of a job's log.
@@ -320,6 +323,40 @@ pub enum Redeemed {
     NotLive,
 }
 
+/// What a person reopens of a job that ended.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Reopening {
+    /// From where: the path that was asked for, or that of the failure; empty where nothing had failed.
+    pub path: String,
+    /// The first and the last of each run of ordinals that shall count as unfinished.
+    pub again: Vec<(i64, i64)>,
+    /// How many events the log has, as far as the caller knows: with more, or fewer, nothing is changed.
+    pub events: i64,
+}
+
+/// The answer to a reopening.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReopenAnswer {
+    /// It is open again, and its log says so.
+    Reopened {
+        /// QUEUED, or PENDING while its workflow is paused.
+        state: JobState,
+    },
+    /// Only FAILED and CANCELED jobs can be reopened; nothing was changed.
+    NotRetryable {
+        /// Where it stands.
+        state: JobState,
+    },
+    /// Its log is another one than the caller read: somebody reopened it meanwhile. Nothing was changed.
+    LogChanged,
+    /// Its log has no room for one more event; nothing was changed.
+    Full,
+    /// Its workflow was terminated; nothing was changed.
+    WorkflowTerminated,
+    /// There is no such job, or it is no recipe.
+    NotFound,
+}
+
 /// The answer to a refusal of a job's execution payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
@@ -364,6 +401,16 @@ pub trait RecipeStore: LeaseStore {
         command: CommandId,
         new_token: &LeaseToken,
     ) -> Result<Redeemed, StoreError>;
+
+    /// Reopens a FAILED or CANCELED recipe as a new attempt with fresh failure counters. In the same statement its log
+    /// says what counts as unfinished: beside what is asked for, children that were cancelled, or ended without
+    /// success, before their end was recorded. From then on each (path, sort) can be recorded once more.
+    async fn reopen(
+        &self,
+        namespace: &Namespace,
+        job: JobId,
+        reopening: &Reopening,
+    ) -> Result<ReopenAnswer, StoreError>;
 
     /// Stores a signal for a job that has not ended, also before anybody waits for it; wakes the job if it waits.
     async fn send_signal(

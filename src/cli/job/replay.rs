@@ -1,6 +1,9 @@
 //! `leasehold job replay`.
 
-use leasehold_actors::{domain::JobId, ports::recipe::RecipeStore as _};
+use leasehold_actors::{
+    domain::JobId,
+    ports::recipe::{EventBody, RecipeStore as _},
+};
 use serde::Serialize;
 
 use super::super::{
@@ -42,10 +45,20 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
     store::with_store(settings, async |store| {
         let job = store.recipe_job(&namespace, id).await?.ok_or_else(|| super::no_recipe(id))?;
         let events = steps::all(&store, &namespace, id).await?;
+        let reopened: Vec<_> =
+            events.iter().filter(|e| matches!(e.body, EventBody::Reopened { .. })).cloned().collect();
         let walked = replay(&namespace, id, &job, events).await.map_err(|failure| {
             CliError::new(Exit::Failed, format!("job {id} cannot be replayed: {}", failure.message))
         })?;
         let mut table = Listing::new(&["path", "needs", "result"]);
+        for event in &reopened {
+            if args.json {
+                output::json(&steps::Line::of(event))?;
+                continue;
+            }
+            let path = if event.path.is_empty() { "(root)".to_owned() } else { event.path.clone() };
+            table.row(vec![path, "-".to_owned(), steps::result(event)]);
+        }
         for task in &walked.tasks {
             if args.json {
                 output::json(&Task { event: steps::Line::of(&task.event), needs: task.needs.as_ref() })?;
@@ -58,7 +71,7 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
             };
             table.row(vec![task.event.path.clone(), needs, steps::result(&task.event)]);
         }
-        if !args.json && !walked.tasks.is_empty() {
+        if !(args.json || walked.tasks.is_empty() && reopened.is_empty()) {
             table.print()?;
         }
         let (words, json, exit) = match &walked.end {

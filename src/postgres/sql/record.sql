@@ -23,14 +23,21 @@ with held as materialized (
         where e.job_id = g.job_id and e.era = g.era and e.sort = $8::leasehold.event_sort and e.path_hash = $7
     ) e
 ), begun as materialized (
-    -- What a timer's firing, or a child's end, goes back to.
+    -- What a timer's firing, or a child's end, goes back to. Begun before a reopening it goes on after it; begun anew,
+    -- the newest counts.
     select e.deadline, e.child_id
     from log g
     cross join lateral (
-        select e.* from leasehold.recipe_events e
-        where e.job_id = g.job_id and e.era = g.era and e.path_hash = $7
-          and e.sort = case $8 when 'timer_fired' then 'timer_set'::leasehold.event_sort
-                               when 'child_ended' then 'child_started'::leasehold.event_sort end
+        select e.*
+        from generate_series(0, g.era) as n (era)
+        cross join lateral (
+            select e.* from leasehold.recipe_events e
+            where e.job_id = g.job_id and e.era = n.era and e.path_hash = $7
+              and e.sort = case $8 when 'timer_fired' then 'timer_set'::leasehold.event_sort
+                                   when 'child_ended' then 'child_started'::leasehold.event_sort end
+        ) e
+        where $8 in ('timer_fired', 'child_ended')
+        order by e.era desc limit 1
     ) e
 ), taken as materialized (
     select s.*

@@ -29,6 +29,7 @@ mod engine;
 mod facts;
 mod give_back;
 mod guard;
+mod reopen;
 mod replay;
 mod runtime;
 #[cfg(test)]
@@ -39,6 +40,7 @@ pub use self::{
     engine::{EngineError, RecipeEngine, RecipeWorkerOptions},
     facts::{facts_of, hint_of},
     guard::{ExecutionHandoff, ExecutionRuntime, GuardedTask, OnHandoff, Stage, WrapTaskWorker},
+    reopen::{ReopenError, reopen},
     replay::{Replay, ReplayEnd, ReplayedTask, replay},
     runtime::{JobRuntime, Reschedule, StoreRuntime},
 };

@@ -53,7 +53,7 @@ fn unknown(key: &str, shape: &Shape) -> String {
 }
 
 /// How many letters must change to make one word the other.
-fn distance(one: &str, other: &str) -> usize {
+pub(in crate::recipe) fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (n, a) in one.chars().take(40).enumerate() {

@@ -10,14 +10,14 @@ use leasehold_actors::{
     ports::recipe::{Event, EventBody, TaskOutcome},
 };
 
-use super::order;
-use crate::recipe::compiled::Recipe;
-
 /// What stands at one path. An event of each sort at most: that is how they are named.
 #[derive(Debug, Clone, Default)]
 pub(super) struct At {
     pub(super) task: Option<Arc<Event>>,
+    /// The newest: a timeout that goes on after a reopening is set anew.
     pub(super) timer_set: Option<Arc<Event>>,
+    /// The ordinal of the oldest.
+    pub(super) timer_first_set: Option<i64>,
     pub(super) timer_fired: Option<Arc<Event>>,
     pub(super) signal: Option<Arc<Event>>,
     pub(super) child_started: Option<Arc<Event>>,
@@ -33,8 +33,11 @@ impl At {
             EventBody::Signal { .. } => &mut self.signal,
             EventBody::ChildStarted { .. } => &mut self.child_started,
             EventBody::ChildEnded { .. } => &mut self.child_ended,
-            EventBody::Reopened => return,
+            EventBody::Reopened { .. } => return,
         };
+        if matches!(event.body, EventBody::TimerSet { .. }) {
+            self.timer_first_set.get_or_insert(event.ordinal);
+        }
         *place = Some(event);
     }
 
@@ -63,6 +66,10 @@ pub(super) struct Log {
     /// Changes of needs that tasks asked for, by ordinal.
     directives: BTreeMap<i64, Requirements>,
     unvisited: BTreeSet<String>,
+    /// The ordinal of the last reopening; 0 without one.
+    reopened: i64,
+    /// How many ended occurrences of each path were reopened.
+    rounds: BTreeMap<String, u32>,
 }
 
 /// A directive in the log that this program cannot read.
@@ -74,21 +81,35 @@ pub(super) struct BadDirective {
 
 impl Log {
     /// Folds the events of a job, oldest first. What was reopened counts as if it had never been recorded.
-    pub(super) fn fold(events: Vec<Event>, recipe: &Recipe) -> Result<Self, BadDirective> {
-        let mut standing: Vec<Arc<Event>> = Vec::with_capacity(events.len());
-        for event in events {
-            if event.body == EventBody::Reopened {
-                reopen(&mut standing, &event.path, recipe);
-            } else {
-                standing.push(Arc::new(event));
+    pub(super) fn fold(events: Vec<Event>) -> Result<Self, BadDirective> {
+        let reopened = events.iter().rev().find(|event| matches!(event.body, EventBody::Reopened { .. }));
+        let mut log = Self { reopened: reopened.map_or(0, |event| event.ordinal), ..Self::default() };
+        let rounds = &mut log.rounds;
+        let events = standing(events, |gone| {
+            // What was stopped half-way has not ended: it is the same occurrence that is taken up again.
+            let ended = match &gone.body {
+                EventBody::Task { outcome, .. } => *outcome != TaskOutcome::Canceled,
+                body => matches!(body, EventBody::ChildStarted { .. }),
+            };
+            if ended {
+                *rounds.entry(gone.path.clone()).or_default() += 1;
             }
-        }
-        let mut log = Self::default();
-        for event in standing {
+        });
+        for event in events {
             log.unvisited.insert(event.path.clone());
             log.put(event)?;
         }
         Ok(log)
+    }
+
+    /// The ordinal of the last reopening; 0 without one.
+    pub(super) fn reopened(&self) -> i64 {
+        self.reopened
+    }
+
+    /// How many ended occurrences of a path were reopened.
+    pub(super) fn round(&self, path: &str) -> u32 {
+        self.rounds.get(path).copied().unwrap_or_default()
     }
 
     /// Takes in what was just recorded. True when it changes what later tasks need.
@@ -124,36 +145,54 @@ impl Log {
     }
 }
 
-/// Takes out what a reopening makes unfinished: the path and everything behind it in the order of the document, or,
-/// where it names none, the failure that ended the job and what was cancelled for it.
-fn reopen(standing: &mut Vec<Arc<Event>>, path: &str, recipe: &Recipe) {
-    if !path.is_empty() {
-        let from = order::place(recipe, path);
-        standing.retain(|event| order::place(recipe, &event.path) < from);
-        return;
+/// The events that stand: all but the reopenings, and what they name. `gone` hears of that.
+pub(super) fn standing(events: Vec<Event>, mut gone: impl FnMut(&Event)) -> Vec<Arc<Event>> {
+    let mut standing: Vec<Arc<Event>> = Vec::with_capacity(events.len());
+    for event in events {
+        let EventBody::Reopened { again } = &event.body else {
+            standing.push(Arc::new(event));
+            continue;
+        };
+        let again = disjoint(again);
+        standing.retain(|event| {
+            let before = again.partition_point(|(first, _)| *first <= event.ordinal);
+            let stands = before == 0 || again[before - 1].1 < event.ordinal;
+            if !stands {
+                gone(event);
+            }
+            stands
+        });
     }
-    let failed = |event: &Event| {
-        matches!(event.body, EventBody::Task { outcome: TaskOutcome::Failed(_), .. })
-            || (event.body == EventBody::TimerFired && event.path.ends_with("/@timeout"))
-            || matches!(event.body, EventBody::ChildEnded { failure: Some(_), .. })
-    };
-    let Some(last) = standing.iter().filter(|event| failed(event)).map(|event| event.ordinal).max() else {
-        return;
-    };
-    standing.retain(|event| {
-        let canceled = matches!(event.body, EventBody::Task { outcome: TaskOutcome::Canceled, .. });
-        event.ordinal != last && !(canceled && event.ordinal > last)
-    });
-    // A timeout that is to be waited for again gets a timer of its own.
-    let fired: BTreeSet<String> = standing
-        .iter()
-        .filter(|event| event.body == EventBody::TimerFired)
-        .map(|event| event.path.clone())
-        .collect();
-    standing.retain(|event| {
-        !matches!(event.body, EventBody::TimerSet { .. })
-            || !event.path.ends_with("/@timeout")
-            || event.ordinal > last
-            || fired.contains(&event.path)
-    });
+    standing
+}
+
+/// Runs of ordinals in their order, without overlaps.
+fn disjoint(ranges: &[(i64, i64)]) -> Vec<(i64, i64)> {
+    let mut sorted = ranges.to_vec();
+    sorted.sort_unstable();
+    let mut disjoint: Vec<(i64, i64)> = Vec::with_capacity(sorted.len());
+    for (first, last) in sorted {
+        match disjoint.last_mut() {
+            Some(before) if first <= before.1.saturating_add(1) => before.1 = before.1.max(last),
+            _ => disjoint.push((first, last)),
+        }
+    }
+    disjoint
+}
+
+/// Ordinals as runs.
+pub(super) fn runs(ordinals: &BTreeSet<i64>) -> Vec<(i64, i64)> {
+    disjoint(&ordinals.iter().map(|ordinal| (*ordinal, *ordinal)).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordinals_are_kept_as_runs_that_do_not_overlap() {
+        assert_eq!(runs(&BTreeSet::from([3, 1, 2, 7, 9, 8])), [(1, 3), (7, 9)]);
+        assert_eq!(disjoint(&[(5, 5), (3, 9), (12, 13), (10, 10)]), [(3, 10), (12, 13)]);
+        assert!(runs(&BTreeSet::new()).is_empty());
+    }
 }

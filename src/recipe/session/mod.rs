@@ -18,6 +18,7 @@ mod live;
 mod log;
 mod order;
 mod path;
+mod reopen;
 mod strand;
 mod task;
 mod waits;
@@ -43,7 +44,6 @@ use leasehold_actors::{
 };
 use tokio::{sync::Notify, time::Instant};
 
-pub(in crate::recipe) use self::live::Hands;
 use self::{
     env::{Env, Scopes, bind_inputs},
     failure::{Fatal, NodeFailure},
@@ -52,10 +52,14 @@ use self::{
     strand::{Group, Strand},
     walk::Place,
 };
+pub(in crate::recipe) use self::{
+    live::Hands,
+    reopen::{Refused, plan},
+};
 use super::{compiled::Recipe, execution::ReplayedTask};
 
 /// What a walk is made from.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(in crate::recipe) struct Job {
     pub(in crate::recipe) namespace: Namespace,
     pub(in crate::recipe) job: JobId,
@@ -137,6 +141,8 @@ pub(in crate::recipe) struct Session {
     clock: Mutex<Option<(DateTime<Utc>, Instant)>>,
     /// Read-only: what was walked over.
     trace: Mutex<Vec<ReplayedTask>>,
+    /// Which failure of a node ended it.
+    failed: Mutex<Option<NodeFailure>>,
 }
 
 impl std::fmt::Debug for Session {
@@ -157,7 +163,7 @@ impl Session {
         events: Vec<Event>,
         hands: Option<Hands>,
     ) -> Result<Self, Failure> {
-        let log = Log::fold(events, &job.recipe).map_err(|bad| {
+        let log = Log::fold(events).map_err(|bad| {
             not_deterministic(
                 &bad.path,
                 bad.ordinal,
@@ -180,6 +186,7 @@ impl Session {
             recording: tokio::sync::Mutex::new(()),
             clock: Mutex::new(None),
             trace: Mutex::default(),
+            failed: Mutex::default(),
         })
     }
 
@@ -285,6 +292,7 @@ impl Session {
                 Err(failure) => SessionEnd::Failed(failure),
             },
             Err(failed) => {
+                *lock(&self.failed) = Some(failed.clone());
                 let mut failure = failed.failure;
                 failure.message = format!("{}: {}", failed.path, failure.message);
                 let exit_code = failure.exit_code;

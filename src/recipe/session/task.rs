@@ -165,7 +165,7 @@ impl Session {
             op: op.to_owned(),
             attempt,
             epoch: hands.lease.authority().epoch,
-            idempotency_key: key(self.job.job, path, attempt),
+            idempotency_key: key(self.job.job, path, attempt, lock(&self.log).round(path)),
             inputs: inputs.into(),
             context: context.clone(),
         };
@@ -235,11 +235,15 @@ pub(super) fn check_size(path: &str, output: &str) -> Result<(), Failure> {
     ))
 }
 
-/// The same at each run of this attempt of this task, and no other's.
-pub(super) fn key(job: JobId, path: &str, attempt: i32) -> String {
+/// The same at each run of this attempt of this task, and no other's. Where a person reopened what had ended, what
+/// runs in its place is another occurrence (the next `round`): the effect is wanted once more.
+pub(super) fn key(job: JobId, path: &str, attempt: i32, round: u32) -> String {
     let mut hash = Sha256::new();
     hash.update(format!("leasehold/task/1\n{job}\n{attempt}\n"));
     hash.update(path.as_bytes());
+    if round > 0 {
+        hash.update(format!("\nreopened {round}"));
+    }
     hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -250,6 +254,6 @@ pub(super) fn describe(event: &Event) -> String {
         EventBody::TimerSet { .. } | EventBody::TimerFired => "a timer".to_owned(),
         EventBody::Signal { name, .. } => format!("signal {name:?}"),
         EventBody::ChildStarted { job } | EventBody::ChildEnded { job, .. } => format!("child job {job}"),
-        EventBody::Reopened => "a reopening".to_owned(),
+        EventBody::Reopened { .. } => "a reopening".to_owned(),
     }
 }

@@ -47,6 +47,29 @@ impl Session {
         }
     }
 
+    /// The timer of a timeout that goes on. One from before a reopening is set anew: the time in which the job had
+    /// ended is not counted against it.
+    pub(super) async fn set_anew(
+        &self,
+        path: &str,
+        set: Arc<Event>,
+        after: Duration,
+        strand: &mut Strand,
+    ) -> Arc<Event> {
+        let (reopened, fired) = {
+            let mut log = lock(&self.log);
+            (log.reopened(), log.visit(path).timer_fired.is_some())
+        };
+        if fired || set.ordinal > reopened {
+            return set;
+        }
+        self.look_on(strand).await;
+        match self.record(path, &NewEvent::TimerSet { after }, strand).await {
+            Record::Stands(event) => event,
+            Record::NotYet | Record::Refused { .. } => never(strand).await,
+        }
+    }
+
     /// Waits for a timer, and gives the ordinal of its firing.
     pub(super) async fn timer(
         &self,
@@ -186,7 +209,8 @@ impl Session {
                     }
                 };
                 let mut job = Box::new(job);
-                job.idempotency_key = Some(super::task::key(self.job.job, &path, 1));
+                job.idempotency_key =
+                    Some(super::task::key(self.job.job, &path, 1, lock(&self.log).round(&path)));
                 self.come_alive(&path, strand).await;
                 let event = NewEvent::StartChild { job, cancel_with_parent };
                 match self.record(&path, &event, strand).await {

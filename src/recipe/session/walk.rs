@@ -135,14 +135,18 @@ impl Session {
     ) -> Walked {
         let (name, path) = (at.path.timeout(), at.path.to_string());
         let set = self.set_timer(&name, limit, strand).await;
-        at.since = at.since.max(set.ordinal);
-        let mut fired = lock(&self.log).visit(&name).timer_fired.map(|event| event.ordinal);
+        let stands = lock(&self.log).visit(&name);
+        at.since = at.since.max(stands.timer_first_set.unwrap_or(set.ordinal));
+        let mut fired = stands.timer_fired.map(|event| event.ordinal);
 
         let group = strand.group.inside();
         let mut inside = Strand::new(&group);
         let mut body = Box::pin(async move { self.body(node, at, number, &mut inside).await });
         let mut beside = Strand::resting(&strand.group);
-        let mut timer = Box::pin(self.fire(&name, &set, None, &mut beside));
+        let mut timer = Box::pin(async {
+            let set = self.set_anew(&name, set, limit, &mut beside).await;
+            self.fire(&name, &set, None, &mut beside).await
+        });
         strand.rest();
         let walked = poll_fn(|cx| {
             loop {

@@ -297,3 +297,71 @@ async fn a_program_dies_with_its_worker() {
     .await;
     std::fs::remove_file(&file).unwrap();
 }
+
+/// E1: a person reopens a recipe twice, once at its failure and once from a path; only what that makes unfinished runs
+/// again, and the log keeps the rest.
+#[tokio::test]
+async fn a_failed_recipe_is_reopened_at_its_failure_or_from_a_path() {
+    let database = TestDatabase::create().await;
+    let leasehold = Leasehold::on(database.url());
+    let dir = std::env::temp_dir().join(format!("lh-reopen-{}", uuid::Uuid::new_v4()));
+    std::fs::create_dir(&dir).unwrap();
+    let step = |id: &str, needs: &str| {
+        let script = format!("echo {id} $LEASEHOLD_TASK_KEY >> ledger; test -e {needs} || exit 3");
+        format!("op: command, inputs: {{ argv: [sh, -c, {script:?}], workdir: {:?} }}", dir.to_str().unwrap())
+    };
+    let recipe = Recipe::new(&format!(
+        "id: again\nsequence:\n  - {{ id: a, {} }}\n  - {{ id: b, retry: {{ max_attempts: 2, backoff: 100ms }}, {} }}\n  - {{ id: c, {} }}\n",
+        step("a", "ledger"),
+        step("b", "one"),
+        step("c", "two"),
+    ));
+    let id = submit(&leasehold, &[recipe.path()]);
+    let retry = |args: &[&str]| leasehold.run(&[&["job", "retry", &id], args].concat());
+    let early = retry(&[]);
+    assert!(early.code == 5 && early.err.contains("is QUEUED"), "{early:?}");
+    let _worker = Worker::start(&leasehold, "w", &["--allow-commands"]);
+    let ledger = || -> Vec<(String, String)> {
+        let text = std::fs::read_to_string(dir.join("ledger")).unwrap();
+        let split = |line: &str| line.split_once(' ').map(|(step, key)| (step.to_owned(), key.to_owned()));
+        text.lines().filter_map(split).collect()
+    };
+    let steps = || ledger().into_iter().map(|(step, _)| step).collect::<Vec<_>>();
+
+    assert_eq!(ended(&leasehold, &id).await["state"], "FAILED");
+    let nowhere = retry(&["--from", "d"]);
+    assert!(nowhere.code == 4 && nowhere.err.contains("the nearest: a, "), "{nowhere:?}");
+    let unfinished = retry(&["--from", "c"]);
+    assert!(unfinished.code == 5 && unfinished.err.contains("leave --from out"), "{unfinished:?}");
+    File::create(dir.join("one")).unwrap();
+    assert_eq!(retry(&[]).out, format!("job {id} is QUEUED again\n"));
+    assert_eq!(ended(&leasehold, &id).await["state"], "FAILED");
+    assert_eq!(steps(), ["a", "b", "b", "b", "c"]);
+    let keys: std::collections::BTreeSet<String> = ledger().into_iter().map(|(_, key)| key).collect();
+    assert_eq!(keys.len(), 5, "each has its own key");
+
+    File::create(dir.join("two")).unwrap();
+    let reopened = retry(&["--from", "b", "--json"]).json();
+    assert_eq!((&reopened["result"], &reopened["state"]), (&"reopened".into(), &"QUEUED".into()));
+    assert_eq!(ended(&leasehold, &id).await["state"], "COMPLETED");
+    assert_eq!(steps(), ["a", "b", "b", "b", "c", "b", "c"]);
+    let done = retry(&[]);
+    assert!(done.code == 5 && done.err.contains("is COMPLETED"), "{done:?}");
+
+    let events = results(&leasehold, &id);
+    let named: Vec<&Value> = events.iter().filter(|event| event["event"] == "reopened").collect();
+    assert_eq!((named.len(), events.len()), (2, 11), "{events:?}");
+    assert_eq!(
+        named[0]["unfinished"],
+        serde_json::json!([[2, 5]]),
+        "both attempts, and the wait between them"
+    );
+    assert_eq!((&named[1]["path"], &named[1]["worker"]), (&"b!1".into(), &Value::Null));
+    let replayed = leasehold.run(&["job", "replay", &id]);
+    assert!(replayed.code == 0 && replayed.out.contains("↻ reopened"), "{replayed:?}");
+    let shown = leasehold.run(&["job", "show", &id, "--json"]).json();
+    assert_eq!(shown["reopened"].as_array().unwrap().len(), 2);
+    let other = leasehold.run(&["job", "retry", "77", "--from", "a"]);
+    assert_eq!(other.code, 4, "{other:?}");
+    std::fs::remove_dir_all(&dir).unwrap();
+}

@@ -14,7 +14,7 @@ impl EventBody {
             Self::Signal { .. } => "signal",
             Self::ChildStarted { .. } => "child_started",
             Self::ChildEnded { .. } => "child_ended",
-            Self::Reopened => "reopened",
+            Self::Reopened { .. } => "reopened",
         }
     }
 
@@ -44,7 +44,8 @@ impl EventBody {
             Self::ChildEnded { output, failure, .. } => {
                 length(output) + failure.as_ref().map_or(0, |f| f.code.len() + f.message.len())
             }
-            Self::TimerSet { .. } | Self::TimerFired | Self::ChildStarted { .. } | Self::Reopened => 0,
+            Self::Reopened { again } => 16 * again.len(),
+            Self::TimerSet { .. } | Self::TimerFired | Self::ChildStarted { .. } => 0,
         }
     }
 }

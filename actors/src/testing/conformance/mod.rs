@@ -34,6 +34,7 @@ pub mod placement;
 pub mod recording;
 pub mod recovering;
 pub mod renewal;
+pub mod reopening;
 pub mod replay;
 pub mod retaking;
 pub mod waking;
@@ -234,6 +235,17 @@ macro_rules! conformance_cases {
                 what_has_come_already_is_not_waited_for,
                 no_signal_is_slept_through,
                 a_waiting_recipe_can_be_cancelled,
+            ];
+            reopening: [
+                an_ended_recipe_is_reopened_and_its_log_keeps_everything,
+                only_what_failed_or_was_cancelled_is_reopened,
+                a_log_that_changed_meanwhile_is_not_reopened,
+                what_was_begun_before_a_reopening_goes_on_after_it,
+                a_cancelled_child_counts_as_unfinished,
+                a_reopening_makes_an_exact_hint_stale,
+                a_full_log_is_not_reopened,
+                concurrent_reopenings_are_one,
+                a_terminated_workflow_s_run_stays_ended_and_a_paused_one_s_is_held,
             ];
             parenting: [
                 a_child_is_started_once,

@@ -16,6 +16,7 @@ mod recipe_calls;
 mod recipe_record;
 mod recover;
 mod renew;
+mod reopen;
 mod submit;
 mod workflow;
 mod world;

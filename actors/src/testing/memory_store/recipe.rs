@@ -32,7 +32,7 @@ pub(super) struct Recipe {
     pub(super) refusals: i32,
     pub(super) refused_epoch: Option<i64>,
     pub(super) hint: Option<Hint>,
-    hint_epoch: Option<i64>,
+    pub(super) hint_epoch: Option<i64>,
     /// What it waits for, as long as its epoch is this one.
     wake: Option<(i64, Vec<Wake>)>,
     pub(super) signals: Vec<StoredSignal>,

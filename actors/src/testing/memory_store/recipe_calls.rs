@@ -15,7 +15,7 @@ use crate::{
         Authority, PayloadUpdate,
         recipe::{
             Event, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded, Redeemed, Refusal,
-            SignalAnswer, Wake,
+            ReopenAnswer, Reopening, SignalAnswer, Wake,
         },
     },
 };
@@ -59,6 +59,15 @@ impl RecipeStore for MemoryStore {
         new_token: &LeaseToken,
     ) -> Result<Redeemed, StoreError> {
         Ok(self.world().redeem(authority, command, *new_token))
+    }
+
+    async fn reopen(
+        &self,
+        namespace: &Namespace,
+        job: JobId,
+        reopening: &Reopening,
+    ) -> Result<ReopenAnswer, StoreError> {
+        Ok(self.world().reopen(namespace, job, reopening))
     }
 
     async fn send_signal(

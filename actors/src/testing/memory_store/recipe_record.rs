@@ -42,8 +42,9 @@ impl World {
                 Recorded::Conflict(standing)
             });
         }
+        // What was begun before a reopening goes on after it; begun anew, the newest counts.
         let at_path = |wanted: fn(&EventBody) -> bool| {
-            recipe.events[era..].iter().find(|e| e.path == path && wanted(&e.body)).map(|e| e.body.clone())
+            recipe.events.iter().rev().find(|e| e.path == path && wanted(&e.body)).map(|e| e.body.clone())
         };
         let (events, bytes) =
             (recipe.events.len() as i64 + recipe.pretended.0, recipe.bytes + recipe.pretended.1);
@@ -184,5 +185,5 @@ fn full(events: i64, bytes: i64, size: usize) -> Option<Recorded> {
 
 /// Where the present era begins: behind the last reopening.
 fn era(events: &[Event]) -> usize {
-    events.iter().rposition(|e| matches!(e.body, EventBody::Reopened)).map_or(0, |at| at + 1)
+    events.iter().rposition(|e| matches!(e.body, EventBody::Reopened { .. })).map_or(0, |at| at + 1)
 }

@@ -5,6 +5,7 @@ mod between;
 mod crashing;
 mod handing_off;
 mod random;
+mod reopening;
 mod replaying;
 mod walking;
 
@@ -96,6 +97,10 @@ struct Wanted {
     fails_in: Option<String>,
     /// Takes so long.
     takes_ms: u64,
+    /// Takes its time only when this occurrence runs for the first time.
+    slow_once: bool,
+    /// Fails when this occurrence runs for the first so many times.
+    breaks: usize,
     /// Gives this.
     give: Option<serde_json::Value>,
     /// Changes what later tasks need.
@@ -156,8 +161,15 @@ impl Bed {
             let (store, ledger, worker) = (store.clone(), Arc::clone(&ledger), worker.clone());
             async move {
                 let events = log(&store, task.job).await;
+                let reopened = |ordinal: i64| {
+                    events.iter().any(|event| {
+                        matches!(&event.body, EventBody::Reopened { again }
+                            if again.iter().any(|(first, last)| (*first..=*last).contains(&ordinal)))
+                    })
+                };
                 let recorded = events.iter().find(|event| {
                     event.path == task.path
+                        && !reopened(event.ordinal)
                         && matches!(
                             event.body,
                             EventBody::Task { outcome: TaskOutcome::Succeeded { .. }, .. }
@@ -171,17 +183,19 @@ impl Bed {
                     epoch: task.epoch.0,
                 });
                 let wanted: Wanted = task.input()?;
+                let runs = ledger.lock().unwrap().iter().filter(|run| run.path == task.path).count();
+                let takes = if wanted.slow_once && runs > 1 { 0 } else { wanted.takes_ms };
                 if let Some(ask) = &wanted.ask {
                     task.context.suspend_execution(&ask.to_string())?;
                 }
                 tokio::select! {
-                    () = tokio::time::sleep(Duration::from_millis(wanted.takes_ms)) => {}
+                    () = tokio::time::sleep(Duration::from_millis(takes)) => {}
                     stop = task.context.cancelled() => {
                         return Err(TaskError::system("stopped", format!("{stop:?}")));
                     }
                 }
                 let inside = wanted.fails_in.is_some_and(|outer| task.path.starts_with(&outer));
-                if inside || task.attempt <= wanted.fails {
+                if inside || task.attempt <= wanted.fails || runs <= wanted.breaks {
                     let code = wanted.code.unwrap_or_else(|| "broken".to_owned());
                     return Err(TaskError::user(code, "as asked"));
                 }
