@@ -76,6 +76,6 @@ pub mod runtime_node_actor;
 pub mod settings;
 pub mod slot;
 pub mod supervision;
-#[cfg(feature = "testing")]
+#[cfg(feature = "memory")]
 pub mod testing;
 pub mod work;

@@ -1,5 +1,7 @@
 //! `leasehold recipe`: recipes before they are submitted. Needs no database.
 
+mod test;
+
 use std::{fs, path::PathBuf};
 
 use clap::Subcommand;
@@ -8,7 +10,7 @@ use serde::Serialize;
 use super::{CliError, Exit, output};
 use crate::recipe::{Mistake, Mistakes, bundle::Bundle, compile, compiled::Recipe, schema, template::Trial};
 
-/// Check recipes, print their schema, try out templates
+/// Check and test recipes, print their schema, try out templates
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: leasehold recipe check process.yaml")]
 pub(super) struct Args {
@@ -30,6 +32,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    Test(test::Args),
     /// Print the JSON Schema of recipe files
     #[command(after_help = "Example: leasehold recipe schema > recipe.schema.json")]
     Schema,
@@ -50,6 +53,7 @@ enum Command {
 pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     match &args.command {
         Command::Check { files, json } => check(files, *json),
+        Command::Test(args) => test::run(args),
         Command::Schema => {
             let text = serde_json::to_string_pretty(&schema::schema())
                 .map_err(|e| CliError::new(Exit::Failed, format!("cannot write the schema: {e}")))?;
@@ -81,14 +85,8 @@ fn check(files: &[PathBuf], json: bool) -> Result<Exit, CliError> {
             let recipe = compile(&bundle)?;
             Ok((recipe, bundle.digest()))
         });
-        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
         let checked = checked.map_err(|mut found| {
-            // Named as the caller named the file, so that an editor can open it.
-            for mistake in &mut found.mistakes {
-                if let Some(folder) = folder {
-                    mistake.file = folder.join(&mistake.file).display().to_string();
-                }
-            }
+            found.below(file);
             found
         });
         if checked.is_err() {

@@ -39,6 +39,8 @@ pub(super) enum Kind {
     Word(&'static [&'static str]),
     /// Any value; a template in it is text.
     Constant,
+    /// Any value, as it stands.
+    Literal,
     /// Any value, with templates.
     Value,
     /// A map of any values, with templates.
@@ -80,11 +82,11 @@ impl Shape {
     }
 }
 
-const fn field(key: &'static str, kind: Kind, about: &'static str) -> Field {
+pub(super) const fn field(key: &'static str, kind: Kind, about: &'static str) -> Field {
     Field { key, kind, required: false, about }
 }
 
-const fn required(key: &'static str, kind: Kind, about: &'static str) -> Field {
+pub(super) const fn required(key: &'static str, kind: Kind, about: &'static str) -> Field {
     Field { key, kind, required: true, about }
 }
 
@@ -306,6 +308,7 @@ impl Kind {
             Self::Path => "the path of a file".to_owned(),
             Self::Word(words) => format!("one of {}", listed(words)),
             Self::Constant => "any value without templates".to_owned(),
+            Self::Literal => "any value".to_owned(),
             Self::Value => "any value, with templates".to_owned(),
             Self::Inputs => "a map of values, with templates".to_owned(),
             Self::Constants => "a map of values without templates".to_owned(),

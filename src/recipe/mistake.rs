@@ -1,6 +1,6 @@
 //! What is wrong with a recipe, and where: file, line and column.
 
-use std::fmt;
+use std::{fmt, path::Path};
 
 use serde::Serialize;
 
@@ -66,6 +66,15 @@ impl Mistakes {
     pub(super) fn add(&mut self, file: &str, place: Place, message: impl Into<String>) {
         if self.mistakes.len() < MAX_REPORTED {
             self.mistakes.push(Mistake { file: file.to_owned(), place, message: message.into() });
+        }
+    }
+
+    /// Names files as whoever named the recipe's file would, so that an editor can open them.
+    pub fn below(&mut self, recipe: &Path) {
+        if let Some(folder) = recipe.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            for mistake in &mut self.mistakes {
+                mistake.file = folder.join(&mistake.file).display().to_string();
+            }
         }
     }
 

@@ -21,6 +21,7 @@ mod mistake;
 mod names;
 pub mod op;
 pub mod ops;
+pub mod rehearsal;
 pub mod schema;
 mod session;
 pub mod template;

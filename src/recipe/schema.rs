@@ -72,7 +72,7 @@ fn of_kind(kind: Kind) -> Value {
         }),
         Kind::Path => json!({ "type": "string", "minLength": 1 }),
         Kind::Word(words) => json!({ "enum": words }),
-        Kind::Constant | Kind::Value => json!({}),
+        Kind::Constant | Kind::Literal | Kind::Value => json!({}),
         Kind::Inputs => json!({ "type": "object" }),
         Kind::Constants => json!({ "type": "object", "propertyNames": variable }),
         Kind::One(shape) => reference(shape),
@@ -88,8 +88,13 @@ fn of_kind(kind: Kind) -> Value {
 /// The grammar for people: the appendix of `docs/recipes.md`.
 #[must_use]
 pub fn grammar() -> String {
+    described(&grammar::shapes())
+}
+
+/// Shapes as tables.
+pub(super) fn described(shapes: &[&Shape]) -> String {
     let mut text = String::new();
-    for shape in grammar::shapes() {
+    for shape in shapes {
         text.push_str(&format!("### `{}`\n\n{}", shape.name, shape.about));
         if !shape.one_of.is_empty() {
             let keys: Vec<String> = shape.one_of.iter().map(|key| format!("`{key}`")).collect();

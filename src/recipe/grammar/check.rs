@@ -73,7 +73,7 @@ fn kind(yaml: &Yaml, field: &Field, report: &mut dyn FnMut(Place, String)) {
     let mut refuse = |reason: String| report(yaml.place, format!("`{key}` {reason}"));
     match (field.kind, &yaml.value) {
         (Kind::Constant, _) => constant(yaml, report),
-        (Kind::Value, _)
+        (Kind::Value | Kind::Literal, _)
         | (Kind::Text, Value::Text(_))
         | (Kind::Condition, Value::Bool(_))
         | (Kind::Amount, Value::Text(_) | Value::Number(_))

@@ -9,7 +9,7 @@ use std::{borrow::Cow, collections::BTreeMap, fmt, path::Path};
 /// What stands in the place of a value.
 const MASK: &str = "***";
 /// A shorter value would be found everywhere, and could be guessed from what is masked.
-const SHORTEST: usize = 4;
+pub(in crate::recipe) const SHORTEST_VALUE: usize = 4;
 /// The longest value, in bytes.
 const LONGEST: u64 = 64 * 1024;
 /// Lines of a value that are as short as this are no secret by themselves.
@@ -73,8 +73,10 @@ impl Secrets {
             if by_name.contains_key(name) {
                 return Err(refuse("is given twice".to_owned()));
             }
-            if value.len() < SHORTEST || value.contains('\0') {
-                return Err(refuse(format!("its value must have at least {SHORTEST} bytes, and no NUL")));
+            if value.len() < SHORTEST_VALUE || value.contains('\0') {
+                return Err(refuse(format!(
+                    "its value must have at least {SHORTEST_VALUE} bytes, and no NUL"
+                )));
             }
             by_name.insert(name.to_owned(), value);
         }

@@ -28,7 +28,8 @@ pub(super) struct Env {
     vars: JsonText,
     outputs: Arc<BTreeMap<NodeNumber, JsonText>>,
     error: Option<JsonText>,
-    signal: Option<JsonText>,
+    /// With the ordinal of its record.
+    signal: Option<(i64, JsonText)>,
     payload: Option<JsonText>,
 }
 
@@ -57,8 +58,12 @@ impl Env {
         Arc::make_mut(&mut self.outputs).insert(node, output);
     }
 
-    /// After all branches of a `parallel` have theirs.
+    /// After all branches of a `parallel` have theirs. Of the signals that they took, the one taken last counts.
     pub(super) fn join(&mut self, branch: &Self) {
+        let taken = |env: &Self| env.signal.as_ref().map(|(ordinal, _)| *ordinal);
+        if taken(branch) > taken(self) {
+            self.signal.clone_from(&branch.signal);
+        }
         let outputs = Arc::make_mut(&mut self.outputs);
         for (node, output) in branch.outputs.iter() {
             outputs.insert(*node, Arc::clone(output));
@@ -77,8 +82,8 @@ impl Env {
     }
 
     /// After a signal was taken.
-    pub(super) fn set_signal(&mut self, data: JsonText) {
-        self.signal = Some(data);
+    pub(super) fn set_signal(&mut self, ordinal: i64, data: JsonText) {
+        self.signal = Some((ordinal, data));
     }
 
     /// At the beginning of a state's visit.
@@ -99,7 +104,7 @@ impl Scope for Env {
             Reference::Vars => Some(Arc::clone(&self.vars)),
             Reference::Outputs(node) => self.outputs.get(&node).cloned(),
             Reference::Error => self.error.clone(),
-            Reference::Signal => self.signal.clone(),
+            Reference::Signal => self.signal.as_ref().map(|(_, data)| Arc::clone(data)),
             Reference::TransitionPayload => Some(self.payload.clone().unwrap_or_else(null)),
             Reference::JobId => Some(self.job.to_string().into()),
             Reference::JobSubmittedAt => {

@@ -179,7 +179,7 @@ impl Session {
         if *recorded != name {
             return self.contradicts(&taken, &format!("a wait for signal {name:?}"), strand).await;
         }
-        at.env.set_signal(Arc::clone(data));
+        at.env.set_signal(taken.ordinal, Arc::clone(data));
         Ok(Done { output: Arc::clone(data), since: at.since.max(taken.ordinal), env: at.env })
     }
 

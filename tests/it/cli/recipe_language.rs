@@ -166,3 +166,63 @@ fn the_schema_is_printed_as_json() {
     assert_eq!(schema["$ref"], "#/$defs/recipe");
     assert_eq!(schema["$defs"]["recipe"]["properties"]["version"]["const"], 1);
 }
+
+#[test]
+fn the_tests_of_a_recipe_pass_fail_or_cannot_be_used_and_say_where() {
+    let tests = "recipe: r.yaml\ntests:\n  - name: a year passes\n    ops: [{ op: work, output: 1.50 }]\n    expect:\n      state: COMPLETED\n      output: { nap: null, a: 1.5 }\n      took: 300days\n";
+    let folder = Folder::with(&[
+        (
+            "r.yaml",
+            "id: r\nsequence:\n  - { id: nap, op: sleep, inputs: { for: 300days } }\n  - { id: a, op: work }\n",
+        ),
+        ("good.yaml", tests),
+        ("wrong.yaml", &tests.replace("a: 1.5", "a: 2")),
+        ("bad.yaml", &tests.replace("output: 1.50", "outptu: 1")),
+        ("lost.yaml", &tests.replace("recipe: r", "recipe: s")),
+    ]);
+    let run = |file: &str, more: &[&str]| {
+        Leasehold::bare().run(&[&["recipe", "test", folder.path(file).as_str()], more].concat())
+    };
+    let said = run("good.yaml", &["--crash"]);
+    assert_eq!(said.code, 0, "{said:?}");
+    let good = folder.path("good.yaml");
+    assert_eq!(said.out, format!("ok   {good}: a year passes (1 task, 300days, 3 crashes)\n1 ok\n"));
+    let told = run("good.yaml", &["--json"]).json();
+    assert_eq!(
+        (told["ok"].as_bool(), told["tasks"].as_u64(), told["took_ms"].as_u64()),
+        (Some(true), Some(1), Some(300 * 86_400_000))
+    );
+
+    let wrong = folder.path("wrong.yaml");
+    let said = run("wrong.yaml", &[&good]);
+    assert_eq!(said.code, 1, "{said:?}");
+    let lines: Vec<&str> = said.out.lines().collect();
+    assert_eq!(lines[0], format!("FAIL {wrong}: a year passes (1 task, 300days)"));
+    assert_eq!(
+        lines[1],
+        format!(r#"     {wrong}:7:15: output: expected {{"a":2,"nap":null}}, found {{"a":1.5,"nap":null}}"#)
+    );
+    assert_eq!(lines[3], "1 ok, 1 failed");
+    let told = run("wrong.yaml", &["--json"]);
+    let told: serde_json::Value = serde_json::from_str(&told.out).unwrap();
+    assert_eq!((told["problems"][0]["line"].as_u64(), told["ok"].as_bool()), (Some(7), Some(false)));
+
+    let said = run("bad.yaml", &[]);
+    assert_eq!(said.code, 2, "{said:?}");
+    assert!(said.out.contains("bad.yaml:4:23: unknown key `outptu` in a fixture"), "{said:?}");
+    let said = run("lost.yaml", &[]);
+    assert_eq!(said.code, 2, "{said:?}");
+    assert!(said.out.contains("lost.yaml:1:9: there is no recipe"), "{said:?}");
+}
+
+#[test]
+fn the_tests_of_the_examples_pass_as_the_guide_says() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/recipes/tests");
+    let files: Vec<String> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path().display().to_string()).collect();
+    let mut args = vec!["recipe", "test", "--crash"];
+    args.extend(files.iter().map(String::as_str));
+    let said = Leasehold::bare().run(&args);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.out.lines().count() > 8, "{said:?}");
+}

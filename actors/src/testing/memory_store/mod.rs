@@ -10,6 +10,7 @@ mod claim;
 mod dispatch;
 mod end;
 mod harness;
+mod outside;
 mod overlap;
 mod recipe;
 mod recipe_calls;
