@@ -80,6 +80,18 @@ bench-recovery: ## The figures of recovery of docs/benchmarks.md, on a private P
 	cargo build --locked --release
 	tests/services.sh run -- bash -c 'export DATABASE_URL=$$LEASEHOLD_TEST_DATABASE_URL; target/release/leasehold migrate && target/release/leasehold bench --recovery'
 
+.PHONY: bench-replay
+bench-replay: ## The figures of the replay of recipes of docs/benchmarks.md, on a private PostgreSQL
+	@.ci/needs.sh test
+	cargo build --locked --release
+	tests/services.sh run -- bash -c 'export DATABASE_URL=$$LEASEHOLD_TEST_DATABASE_URL; target/release/leasehold migrate && target/release/leasehold bench --replay'
+
+.PHONY: proof-recipes
+proof-recipes: ## Every kill of the matrix of recipes, a thousand payload updates beside a hundred handoffs, every crash of every call
+	@.ci/needs.sh test
+	cargo build --locked --workspace --bins --examples
+	LEASEHOLD_TEST_LONG=1 tests/services.sh run -- cargo nextest run --profile proof --locked --test it --no-capture -E 'test(/^recipes::/) | test(/^crash::recipes::/)'
+
 .PHONY: proof-gates
 proof-gates: ## Sixteen claimers against one slot and against one serial workflow, a thousand rounds each
 	@.ci/needs.sh test

@@ -9,7 +9,7 @@
 //! | pick-up | call of submit → handler entered, one job at a time, idle worker |
 //! | bare | call of submit → NOTIFY → answer of the claim statement, on plain connections |
 //!
-//! [`recovery`] measures recovery instead.
+//! [`recovery`] measures recovery instead, and [`replay`] the replay of recipes.
 //!
 //! Every run works in a namespace of its own, `bench-…`, and removes it when it ends, also after Ctrl-C.
 //! Nothing is analyzed, vacuumed or tuned in between. The write-ahead log is the whole server's: on a server
@@ -21,6 +21,7 @@ mod latency;
 
 mod raw;
 pub mod recovery;
+pub mod replay;
 mod report;
 mod server;
 mod stats;

@@ -23,7 +23,7 @@ use std::{
 
 use leasehold_actors::{
     domain::{Epoch, JobId, ProcessId, Route, execution::Allocation},
-    ports::{Claimant, EngineFactory, LeaseStore},
+    ports::{Claimant, EngineFactory, LeaseStore, recipe::RecipeStore},
     supervision::{Drained, Fatal, Supervision, WorkerHealth},
 };
 use tokio::{
@@ -114,9 +114,9 @@ impl std::fmt::Debug for Recipes {
 
 impl Recipes {
     /// The engine, behind the guard for what this worker has.
-    fn engine(self, store: PgStore, allocation: &Allocation, threads: Handle) -> RecipeEngine {
+    fn engine(self, store: Arc<dyn RecipeStore>, allocation: &Allocation, threads: Handle) -> RecipeEngine {
         let runtime = ExecutionRuntime::new(
-            Arc::new(StoreRuntime::new(Arc::new(store))),
+            Arc::new(StoreRuntime::new(store)),
             allocation.clone(),
             Arc::clone(&self.on_handoff),
         );
@@ -134,6 +134,7 @@ impl Recipes {
 /// What stands between the actors and the adapters: nothing, but in tests that lose calls and answers there.
 pub(crate) struct Between {
     pub(crate) store: Intercept<dyn LeaseStore>,
+    pub(crate) recipes: Intercept<dyn RecipeStore>,
     pub(crate) engines: Intercept<dyn EngineFactory>,
 }
 
@@ -142,7 +143,11 @@ type Intercept<P> = Box<dyn FnOnce(Arc<P>) -> Arc<P> + Send>;
 
 impl Default for Between {
     fn default() -> Self {
-        Self { store: Box::new(|store| store), engines: Box::new(|engines| engines) }
+        Self {
+            store: Box::new(|store| store),
+            recipes: Box::new(|store| store),
+            engines: Box::new(|engines| engines),
+        }
     }
 }
 

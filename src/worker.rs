@@ -31,7 +31,7 @@ use std::{collections::BTreeMap, future::Future, sync::Arc};
 use leasehold_actors::{
     domain::{RecipeSpec, Route},
     error::StoreError,
-    ports::{EngineFactory, LeaseStore},
+    ports::{EngineFactory, LeaseStore, recipe::RecipeStore},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -255,6 +255,17 @@ impl WorkerBuilder {
         between: impl FnOnce(Arc<dyn LeaseStore>) -> Arc<dyn LeaseStore> + Send + 'static,
     ) -> Self {
         self.between.store = Box::new(between);
+        self
+    }
+
+    /// For tests: the same between recipes and their durable log.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn intercept_recipes(
+        mut self,
+        between: impl FnOnce(Arc<dyn RecipeStore>) -> Arc<dyn RecipeStore> + Send + 'static,
+    ) -> Self {
+        self.between.recipes = Box::new(between);
         self
     }
 

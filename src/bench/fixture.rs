@@ -27,6 +27,10 @@ const TABLES: &[&str] = &[
     "workflow_slots",
     "workers",
     "idempotency_keys",
+    "recipe_events",
+    "recipe_children",
+    "signals",
+    "recipes",
     "jobs",
 ];
 

@@ -9,6 +9,7 @@ use crate::{
     bench::{
         self, BenchError, BenchOptions, BenchReport,
         recovery::{RecoveryOptions, RecoveryReport},
+        replay::{ReplayOptions, ReplayReport},
     },
     config::Effective,
     worker::StopSignals,
@@ -29,6 +30,11 @@ pub(super) struct Args {
     recovery: bool,
     #[command(flatten)]
     recovery_options: RecoveryOptions,
+    /// Measure the replay of recipes instead: a worker that knows nothing of a long log walks over it
+    #[arg(long, conflicts_with = "recovery")]
+    replay: bool,
+    #[command(flatten)]
+    replay_options: ReplayOptions,
     /// One JSON object with all figures
     #[arg(long)]
     json: bool,
@@ -45,6 +51,12 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
                 Box::pin(bench::recovery::run(&database, options, rounds, &progress, signals.first()));
             return figures.await.map(|report| Figures::Recovery(Box::new(report))).map_err(CliError::from);
         }
+        if args.replay {
+            let (options, rounds) = (&args.replay_options, args.options.rounds);
+            let figures =
+                Box::pin(bench::replay::run(&database, options, rounds, &progress, signals.first()));
+            return figures.await.map(|report| Figures::Replay(Box::new(report))).map_err(CliError::from);
+        }
         let figures = Box::pin(bench::run(&database, &args.options, &progress, signals.first()));
         figures.await.map(|report| Figures::Cycle(Box::new(report))).map_err(CliError::from)
     })?;
@@ -53,6 +65,8 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
         Figures::Cycle(report) => output::line(&report.to_string())?,
         Figures::Recovery(report) if args.json => output::json(&report)?,
         Figures::Recovery(report) => output::line(&report.to_string())?,
+        Figures::Replay(report) if args.json => output::json(&report)?,
+        Figures::Replay(report) => output::line(&report.to_string())?,
     }
     Ok(Exit::Ok)
 }
@@ -60,6 +74,7 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
 enum Figures {
     Cycle(Box<BenchReport>),
     Recovery(Box<RecoveryReport>),
+    Replay(Box<ReplayReport>),
 }
 
 impl From<BenchError> for CliError {

@@ -30,7 +30,8 @@ pub(super) fn live(wiring: Wiring, orders: watch::Receiver<Order>) -> Result<Wor
     let io = runtimes.io();
     let (stuck_tell, stuck) = watch::channel(None);
     let exit_on_stuck = settings.exit_on_stuck;
-    let engine = recipes.map(|recipes| recipes.engine(store.clone(), &settings.allocation, runtimes.work()));
+    let for_recipes = (between.recipes)(Arc::new(store.clone()));
+    let engine = recipes.map(|recipes| recipes.engine(for_recipes, &settings.allocation, runtimes.work()));
     let actors = WorkerParts {
         store: (between.store)(Arc::new(store.clone())),
         runner: Arc::new(Workloads::new(handlers, heartbeat, runtimes.work()).with_recipes(engine)),

@@ -49,6 +49,46 @@ fn every_test_that_the_page_of_faults_names_exists() {
     assert!(missing.is_empty(), "docs/faults.md names tests that do not exist: {missing:#?}");
 }
 
+/// The doc comment above a function, with the attributes between.
+fn doc_of(text: &str, test: &str) -> String {
+    let declared = [format!("fn {test}("), format!("fn {test}<")];
+    let lines: Vec<&str> = text.lines().collect();
+    let at = lines.iter().position(|line| declared.iter().any(|declaration| line.contains(declaration)));
+    let above = lines[..at.unwrap_or(0)].iter().rev();
+    let own =
+        above.take_while(|line| line.trim_start().starts_with("///") || line.trim_start().starts_with("#["));
+    own.copied().collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn every_invariant_of_recipes_has_tests_on_both_runtimes_that_name_it() {
+    let mut files = BTreeMap::new();
+    for folder in ["src", "tests/it"] {
+        sources(&Path::new(ROOT).join(folder), &mut files);
+    }
+    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/faults.md")).unwrap();
+    for id in ["E1", "E2", "E3", "E4", "E5", "E6", "E8", "E9"] {
+        let row = page.lines().find(|line| line.starts_with(&format!("| {id} |")));
+        let row = row.unwrap_or_else(|| panic!("docs/faults.md has no row for {id}"));
+        let names: Vec<&str> =
+            row.split('`').skip(1).step_by(2).filter(|piece| piece.contains("::")).collect();
+        let on_postgres = ["recipes::postgres::", "crash::", "scenarios::", "cli::"];
+        assert!(names.iter().any(|name| name.starts_with("recipes::memory::")), "{id} in memory");
+        assert!(
+            names.iter().any(|name| on_postgres.iter().any(|p| name.starts_with(p))),
+            "{id} on PostgreSQL"
+        );
+        for name in names {
+            let test = name.rsplit("::").next().unwrap();
+            let named = files
+                .values()
+                .map(|text| doc_of(text, test))
+                .any(|doc| doc.split(|c: char| !c.is_alphanumeric()).any(|word| word == id));
+            assert!(named, "the doc comment of {name} does not name {id}");
+        }
+    }
+}
+
 #[test]
 fn every_recipe_of_the_examples_is_good() {
     let mut checked = 0;

@@ -10,5 +10,6 @@ mod crash;
 mod docker;
 mod docs;
 mod postgres;
+mod recipes;
 mod scenarios;
 mod support;

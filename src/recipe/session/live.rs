@@ -157,6 +157,7 @@ impl Session {
                             };
                         }
                     }
+                    tracing::debug!(job = %self.job.job, path, ordinal = event.ordinal, "recorded");
                     return Record::Stands(event);
                 }
                 Ok(Recorded::NotYet) => return Record::NotYet,

@@ -287,8 +287,8 @@ impl Session {
             return end_of(contradiction);
         }
         match result {
-            Ok(done) => match task::check_size(".", &done.output) {
-                Ok(()) => SessionEnd::Completed(done.output),
+            Ok(done) => match task::checked(".", &done.output) {
+                Ok(output) => SessionEnd::Completed(output),
                 Err(failure) => SessionEnd::Failed(failure),
             },
             Err(failed) => {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use leasehold_actors::{
-    domain::{Failure, FailureKind, JobId, execution::Requirements},
+    domain::{Failure, FailureKind, JobId, execution::Requirements, json},
     ports::recipe::{Event, EventBody, JsonText, NewEvent, TaskOutcome},
     work::StopReason,
 };
@@ -106,7 +106,9 @@ impl Session {
                 Ok(needs) => needs,
                 Err(fault) => return Err(self.fault(fault, path, at.since, strand).await),
             };
+            tracing::debug!(job = %self.job.job, path, "staging");
             let staged = hands.stage.stage(&needs);
+            tracing::debug!(job = %self.job.job, path, %needs, "staged");
             let mismatches = match hands.tasks.get(op) {
                 Some(task) => match task.admit(staged) {
                     Ok(admitted) => break admitted,
@@ -209,21 +211,19 @@ impl Session {
     }
 }
 
-/// An output as it may be stored.
-fn checked(path: &str, output: &str) -> Result<JsonText, Failure> {
+/// An output as it may be stored: what the log would refuse is a failure of the task, and not of this machine.
+pub(super) fn checked(path: &str, output: &str) -> Result<JsonText, Failure> {
     check_size(path, output)?;
+    let bad = |why: String| Failure::new(FailureKind::User, "bad_output", format!("{path}: {why}"));
+    json::check("output", output).map_err(|invalid| bad(invalid.to_string()))?;
     match Json::parse(output) {
         Ok(_) => Ok(output.into()),
-        Err(error) => Err(Failure::new(
-            FailureKind::User,
-            "bad_output",
-            format!("{path}: the output of a task must be JSON, but it {error}"),
-        )),
+        Err(error) => Err(bad(format!("the output of a task must be JSON, but it {error}"))),
     }
 }
 
 /// What is over the limit is not stored; what is stored instead has a fixed size.
-pub(super) fn check_size(path: &str, output: &str) -> Result<(), Failure> {
+fn check_size(path: &str, output: &str) -> Result<(), Failure> {
     if output.len() <= MAX_RESULT_BYTES {
         return Ok(());
     }

@@ -7,7 +7,7 @@ mod engine;
 mod fleet;
 mod guide;
 mod jobs;
-mod leasehold;
+pub mod leasehold;
 mod passwords;
 mod recipe_language;
 mod recipes;

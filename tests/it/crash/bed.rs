@@ -151,6 +151,7 @@ impl Bed {
             namespace: Self::namespace(lane).to_string(),
             name: name.to_owned(),
             ledger: self.folder.join("ledger"),
+            platform: None,
         }
     }
 

@@ -113,6 +113,7 @@ impl Cell {
                     healthy
                 }
             }
+            Deed::Hang => return Err("nothing of this matrix hangs".to_owned()),
             Deed::Panic | Deed::RequestLost | Deed::ReplyLost | Deed::ReplyLate(_) | Deed::ReplyAtCancel => {
                 let mut victim = Resident::start(&bed.place(lane, "victim"), self.faults()).await?;
                 let points = victim.points.clone();

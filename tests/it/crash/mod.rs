@@ -7,5 +7,8 @@ mod lanes;
 mod matrix;
 mod operations;
 mod process;
+mod recipe_cells;
+mod recipe_work;
+mod recipes;
 mod shapes;
 mod victim;

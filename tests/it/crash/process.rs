@@ -81,6 +81,7 @@ impl Victim {
             .env("CRASH_NAME", &place.name)
             .env("CRASH_LEDGER", &place.ledger)
             .env("CRASH_FAULTS", faults.join(" "))
+            .env("CRASH_PLATFORM", place.platform.as_deref().unwrap_or_default())
             .stdin(Stdio::null())
             .stdout(said.try_clone().expect("an open file can be shared"))
             .stderr(said)
@@ -95,6 +96,10 @@ impl Victim {
         let lines: Vec<&str> = said.lines().collect();
         let last = lines[lines.len().saturating_sub(30)..].join("\n    ");
         format!("the process {}: {what}; its last words:\n    {last}", self.name)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn signal(&self, signal: Signal) {

@@ -41,6 +41,8 @@ pub struct Place {
     pub name: String,
     /// The file in which handlers say that they begin: a line each, without any key.
     pub ledger: PathBuf,
+    /// Serves recipes instead of containers, on this platform: `amd64`.
+    pub platform: Option<String>,
 }
 
 async fn work(ledger: &Path, job: Job<Work>, lease: LeaseHandle) -> Result<(), HandlerError> {
@@ -76,13 +78,13 @@ pub async fn start(place: &Place, points: &CrashPoints) -> Result<Worker, BuildE
 fn worker(place: &Place, points: &CrashPoints) -> WorkerBuilder {
     let (ledger, namespace, name) = (place.ledger.clone(), place.namespace.clone(), place.name.clone());
     let (around_store, around_engines) = (points.clone(), points.clone());
-    Worker::builder()
+    let builder = Worker::builder()
         .database(place.url.clone())
         .handler("work", move |job, lease| {
             let ledger = ledger.clone();
             async move { work(&ledger, job, lease).await }
         })
-        .containers(true)
+        .containers(place.platform.is_none())
         .configure(move |settings| {
             settings.namespace = namespace.parse().expect("a namespace of the tests is one");
             settings.worker_id = name.parse().expect("a name of the tests is one");
@@ -100,5 +102,9 @@ fn worker(place: &Place, points: &CrashPoints) -> WorkerBuilder {
             settings.recovery_interval = Duration::from_secs(2);
         })
         .intercept_store(move |store| around_store.store(store))
-        .intercept_engines(move |engines| around_engines.engines(engines))
+        .intercept_engines(move |engines| around_engines.engines(engines));
+    match &place.platform {
+        Some(platform) => super::recipe_work::serve(builder, platform, &place.ledger, points),
+        None => builder,
+    }
 }

@@ -59,6 +59,11 @@ impl PgHarness {
         }
     }
 
+    /// A session of the test's own.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// A job that may be refused.
     pub async fn try_submit(&self, job: &NewJob) -> Option<JobId> {
         self.store.submit(job).await.ok().map(|submitted| submitted.job)

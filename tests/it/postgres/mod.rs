@@ -9,7 +9,7 @@ mod connecting;
 mod differential;
 mod fencing;
 mod group_commit;
-mod harness;
+pub mod harness;
 mod listen;
 mod migrations;
 mod needs;

@@ -30,14 +30,14 @@ use crate::support::{
 };
 
 /// A worker that runs on a task of the test.
-pub(super) struct Running {
+pub struct Running {
     health: Health,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<WorkerExit, RunError>>,
 }
 
 impl Running {
-    pub(super) async fn start(worker: WorkerBuilder) -> Self {
+    pub async fn start(worker: WorkerBuilder) -> Self {
         let worker = worker.build().await.unwrap();
         let (health, (stop, stopped)) = (worker.health(), oneshot::channel::<()>());
         let task = tokio::spawn(worker.run_until(async { drop(stopped.await) }));

@@ -10,7 +10,7 @@ mod handlers;
 mod heartbeat;
 mod heartbeat_tls;
 mod http_target;
-mod in_process;
+pub mod in_process;
 mod outages;
 mod recipes;
 mod recovery;

@@ -71,7 +71,7 @@ impl ContainerEngine for Pointed {
     /// The point after it is that of the first piece of output, or of the end where there is none.
     fn logs(&self, id: &ContainerId) -> BoxStream<'static, Result<LogChunk, EngineError>> {
         const CALL: &str = "engine.logs";
-        if let Outcome::Lost = self.points.reach(CALL, Side::Before) {
+        if let Outcome::Lost = self.points.reach(CALL, Side::Before, None) {
             return stream::iter([Err(EngineError::lost(CALL))]).boxed();
         }
         let points = self.points.clone();
@@ -79,7 +79,7 @@ impl ContainerEngine for Pointed {
             let points = points.clone();
             async move {
                 let piece = inner.next().await;
-                let outcome = if first { points.reach(CALL, Side::After) } else { Outcome::Fine };
+                let outcome = if first { points.reach(CALL, Side::After, None) } else { Outcome::Fine };
                 match outcome {
                     Outcome::Fine => {}
                     Outcome::Lost => {
@@ -87,6 +87,7 @@ impl ContainerEngine for Pointed {
                     }
                     Outcome::Late(late) => tokio::time::sleep(late).await,
                     Outcome::AtCancel => points.until_canceled().await,
+                    Outcome::Never => std::future::pending().await,
                 }
                 piece.map(|piece| (piece, (inner, false)))
             }

@@ -8,8 +8,13 @@
 //! the lease ended.
 //!
 //! Calls that look for work (`dispatch`, `claim`, `recover`) have a point after them only when they found some.
+//!
+//! Recipes have points of their own ([`RECIPE_CALLS`]), each at a *place*, the path of a task or where a job goes on:
+//! `recipe.record.task.after@loop/poll#2`. Those of the durable log are around the store; those inside a worker
+//! (`recipe.effect`, `recipe.stage`, `recipe.recorded`, `recipe.callback`) it comes by itself ([`CrashPoints::come_by`]).
 
 mod engine;
+mod recipe;
 mod store;
 
 use std::{
@@ -25,7 +30,7 @@ use tokio::sync::watch;
 
 use crate::{
     error::{Applied, EngineError, EngineErrorKind, StoreError, StoreErrorKind},
-    ports::{EngineFactory, LeaseStore},
+    ports::{EngineFactory, LeaseStore, recipe::RecipeStore},
 };
 
 /// Every call that has points around it. A test compares these with the calls that jobs really make.
@@ -63,6 +68,24 @@ pub const CALLS: &[&str] = &[
     "engine.kill",
     "engine.remove",
     "engine.list",
+];
+
+/// Every call of a recipe that has points around it.
+pub const RECIPE_CALLS: &[&str] = &[
+    "recipe.read",
+    "recipe.history",
+    "recipe.record.task",
+    "recipe.record.timer_set",
+    "recipe.record.timer_fired",
+    "recipe.record.signal",
+    "recipe.record.child_started",
+    "recipe.record.child_ended",
+    "recipe.refuse",
+    "recipe.reschedule",
+    "recipe.effect",
+    "recipe.stage",
+    "recipe.recorded",
+    "recipe.callback",
 ];
 
 /// Before a call is made, or after it was answered.
@@ -105,6 +128,8 @@ pub enum Deed {
     ReplyLate(Duration),
     /// After a call: the caller gets the answer once the worker knows that a job of its shall be cancelled.
     ReplyAtCancel,
+    /// The call never comes back: to whoever asked, this process is dead.
+    Hang,
 }
 
 impl fmt::Display for Deed {
@@ -117,14 +142,16 @@ impl fmt::Display for Deed {
             Self::ReplyLost => f.write_str("reply-lost"),
             Self::ReplyLate(late) => write!(f, "reply-late:{}", late.as_millis()),
             Self::ReplyAtCancel => f.write_str("reply-at-cancel"),
+            Self::Hang => f.write_str("hang"),
         }
     }
 }
 
-/// A deed at a point, a number of times; written `store.end.complete.before=request-lost*3`.
+/// A deed at a point, a number of times; written `store.end.complete.before=request-lost*3`, or with a place
+/// `recipe.record.task.before@loop/poll#2=kill*1`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// One of [`CALLS`].
+    /// One of [`CALLS`] or [`RECIPE_CALLS`].
     pub call: String,
     /// Which side of it.
     pub side: Side,
@@ -132,19 +159,36 @@ pub struct Fault {
     pub deed: Deed,
     /// How many times, one after the other.
     pub times: u32,
+    /// Only at this place; anywhere, when none is given.
+    pub place: Option<String>,
 }
 
 impl Fault {
     /// A deed that is done once.
     #[must_use]
     pub fn once(call: &str, side: Side, deed: Deed) -> Self {
-        Self { call: call.to_owned(), side, deed, times: 1 }
+        Self { call: call.to_owned(), side, deed, times: 1, place: None }
+    }
+
+    /// A deed that is done once, at one place.
+    #[must_use]
+    pub fn at(call: &str, side: Side, place: &str, deed: Deed) -> Self {
+        Self { place: Some(place.to_owned()), ..Self::once(call, side, deed) }
+    }
+
+    fn is_due_at(&self, call: &str, side: Side, place: Option<&str>) -> bool {
+        let here = self.place.as_deref().is_none_or(|wanted| Some(wanted) == place);
+        self.times > 0 && self.call == call && self.side == side && here
     }
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}={}*{}", self.call, self.side, self.deed, self.times)
+        write!(f, "{}.{}", self.call, self.side)?;
+        if let Some(place) = &self.place {
+            write!(f, "@{place}")?;
+        }
+        write!(f, "={}*{}", self.deed, self.times)
     }
 }
 
@@ -154,10 +198,14 @@ impl FromStr for Fault {
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = || format!("{text}: write it like store.renew.first.before=kill*1");
         let (point, rest) = text.split_once('=').ok_or_else(bad)?;
+        let (point, place) = match point.split_once('@') {
+            Some((point, place)) => (point, Some(place.to_owned())),
+            None => (point, None),
+        };
         let (call, side) = point.rsplit_once('.').ok_or_else(bad)?;
         let (deed, times) = rest.split_once('*').ok_or_else(bad)?;
         let (deed, late) = deed.split_once(':').unwrap_or((deed, "0"));
-        if !CALLS.contains(&call) {
+        if !CALLS.contains(&call) && !RECIPE_CALLS.contains(&call) {
             return Err(format!("{call} is no call that has points"));
         }
         Ok(Self {
@@ -170,10 +218,12 @@ impl FromStr for Fault {
                 "request-lost" => Deed::RequestLost,
                 "reply-lost" => Deed::ReplyLost,
                 "reply-at-cancel" => Deed::ReplyAtCancel,
+                "hang" => Deed::Hang,
                 "reply-late" => Deed::ReplyLate(Duration::from_millis(late.parse().map_err(|_| bad())?)),
                 _ => return Err(bad()),
             },
             times: times.parse().map_err(|_| bad())?,
+            place,
         })
     }
 }
@@ -233,6 +283,17 @@ impl CrashPoints {
         Arc::new(store::Pointed::new(inner, self.clone()))
     }
 
+    /// The store as recipes see it, with points around the calls of the durable log.
+    #[must_use]
+    pub fn recipes(&self, inner: Arc<dyn RecipeStore>) -> Arc<dyn RecipeStore> {
+        Arc::new(recipe::Pointed::new(inner, self.clone()))
+    }
+
+    /// For a point that is around no call of a port: what can be done to a process is done, and nothing can be lost.
+    pub fn come_by(&self, call: &'static str, side: Side, place: &str) {
+        let _nothing_to_lose = self.reach(call, side, Some(place));
+    }
+
     /// The engines with points around their calls.
     #[must_use]
     pub fn engines(&self, inner: Arc<dyn EngineFactory>) -> Arc<dyn EngineFactory> {
@@ -264,15 +325,17 @@ impl CrashPoints {
     }
 
     /// The point is reached: what is to happen to the call, after what happens to the process.
-    fn reach(&self, call: &'static str, side: Side) -> Outcome {
+    fn reach(&self, call: &'static str, side: Side, place: Option<&str>) -> Outcome {
         let deed = {
             let mut state = self.state();
-            *state.reached.entry(format!("{call}.{side}")).or_default() += 1;
-            let planned = state
-                .faults
-                .iter_mut()
-                .find(|fault| fault.times > 0 && fault.call == call && fault.side == side);
-            let Some(fault) = planned else { return Outcome::Fine };
+            let name = match place {
+                Some(place) => format!("{call}.{side}@{place}"),
+                None => format!("{call}.{side}"),
+            };
+            *state.reached.entry(name).or_default() += 1;
+            let Some(fault) = state.faults.iter_mut().find(|fault| fault.is_due_at(call, side, place)) else {
+                return Outcome::Fine;
+            };
             fault.times -= 1;
             fault.deed
         };
@@ -285,6 +348,7 @@ impl CrashPoints {
             Deed::RequestLost | Deed::ReplyLost => Outcome::Lost,
             Deed::ReplyLate(late) => Outcome::Late(late),
             Deed::ReplyAtCancel => Outcome::AtCancel,
+            Deed::Hang => Outcome::Never,
         }
     }
 
@@ -323,15 +387,28 @@ impl CrashPoints {
         made: impl Future<Output = Result<T, E>> + Send,
         counts: impl Fn(&T) -> bool + Send,
     ) -> Result<T, E> {
-        if let Outcome::Lost = self.reach(call, Side::Before) {
-            return Err(E::lost(call));
+        self.around_at(call, None, made, counts).await
+    }
+
+    async fn around_at<T, E: Lost>(
+        &self,
+        call: &'static str,
+        place: Option<&str>,
+        made: impl Future<Output = Result<T, E>> + Send,
+        counts: impl Fn(&T) -> bool + Send,
+    ) -> Result<T, E> {
+        match self.reach(call, Side::Before, place) {
+            Outcome::Lost => return Err(E::lost(call)),
+            Outcome::Never => std::future::pending().await,
+            Outcome::Fine | Outcome::Late(_) | Outcome::AtCancel => {}
         }
         let answer = made.await;
         if answer.as_ref().is_ok_and(|answer| !counts(answer)) {
             return answer;
         }
-        match self.reach(call, Side::After) {
+        match self.reach(call, Side::After, place) {
             Outcome::Fine => answer,
+            Outcome::Never => std::future::pending().await,
             Outcome::Lost => Err(E::lost(call)),
             Outcome::Late(late) => {
                 tokio::time::sleep(late).await;
@@ -351,6 +428,7 @@ enum Outcome {
     Lost,
     Late(Duration),
     AtCancel,
+    Never,
 }
 
 fn signal(signal: Signal) -> Outcome {
@@ -398,6 +476,7 @@ mod tests {
             Fault { times: 7, ..Fault::once("engine.create", Side::After, Deed::ReplyLost) },
             Fault::once("store.claim", Side::After, Deed::ReplyLate(Duration::from_millis(1500))),
             Fault::once("engine.create", Side::After, Deed::ReplyAtCancel),
+            Fault::at("recipe.record.timer_set", Side::Before, "again!1/@backoff", Deed::Hang),
         ] {
             assert_eq!(fault.to_string().parse::<Fault>(), Ok(fault));
         }

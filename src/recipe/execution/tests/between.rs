@@ -1,4 +1,4 @@
-//! A runtime between the engine and the store, which dies and loses calls and answers.
+//! A runtime between the engine and the store, which dies.
 
 use super::*;
 
@@ -14,10 +14,6 @@ pub(super) enum Do {
     DieBefore,
     /// The process dies when it has been made.
     DieAfter,
-    /// It is not made, and nobody knows.
-    LoseCall,
-    /// It is made, and nobody knows.
-    LoseAnswer,
 }
 
 /// A runtime between the engine and the store.
@@ -47,19 +43,8 @@ impl Between {
         call: impl Future<Output = Result<T, StoreError>> + Send,
     ) -> Result<T, StoreError> {
         let number = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
-        let unknown = StoreError {
-            operation: name,
-            kind: StoreErrorKind::Unreachable,
-            applied: Applied::Maybe,
-            message: "lost".to_owned(),
-        };
         match (self.fault)(number, name) {
             Do::Pass => call.await,
-            Do::LoseCall => Err(unknown),
-            Do::LoseAnswer => {
-                drop(call.await);
-                Err(unknown)
-            }
             Do::DieBefore => self.die().await,
             Do::DieAfter => {
                 drop(call.await);

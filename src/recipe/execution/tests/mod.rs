@@ -2,7 +2,6 @@
 //! of things is the test's own.
 
 mod between;
-mod crashing;
 mod handing_off;
 mod random;
 mod reopening;
@@ -25,7 +24,7 @@ use leasehold_actors::{
         CommandId, Failure, JobDefinition, JobId, JobState, Namespace, NewJob, ProcessId, RawJson,
         RecipeSpec, RetryPolicy, WorkerId, execution::Allocation,
     },
-    error::{Applied, StoreError, StoreErrorKind},
+    error::StoreError,
     fence::{Terms, Watch},
     ports::{
         Authority, ClaimAnswer, Claimant, End, Ended, Grant, LeaseStore as _, ListedAnswer, ListedClaim,
