@@ -14,7 +14,7 @@ use crate::{
         RecoverRequest, Renewal, StoredLogs,
         recipe::{
             Event, NewEvent, NewSignal, PayloadSet, Publication, RecipeJob, RecipeStore, Recorded, Redeemed,
-            Refusal, SignalAnswer, Wake,
+            Refusal, ReopenAnswer, Reopening, SignalAnswer, Wake,
         },
     },
 };
@@ -102,6 +102,15 @@ impl RecipeStore for Pointed {
         new_token: &LeaseToken,
     ) -> Result<Redeemed, StoreError> {
         self.inner.redeem(authority, command, new_token).await
+    }
+
+    async fn reopen(
+        &self,
+        namespace: &Namespace,
+        job: JobId,
+        reopening: &Reopening,
+    ) -> Result<ReopenAnswer, StoreError> {
+        self.inner.reopen(namespace, job, reopening).await
     }
 
     async fn send_signal(
