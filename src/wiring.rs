@@ -12,7 +12,7 @@
 
 mod hints;
 mod life;
-mod nodes;
+pub(crate) mod nodes;
 mod registry;
 
 use std::{
@@ -96,7 +96,7 @@ pub(crate) struct Parts {
     pub(crate) handlers: Handlers,
     pub(crate) heartbeat: HeartbeatProbe,
     pub(crate) recipes: Option<Recipes>,
-    pub(crate) between: Between,
+    pub(crate) ports: Ports,
 }
 
 /// What recipes are run with.
@@ -148,6 +148,26 @@ impl Default for Between {
             recipes: Box::new(|store| store),
             engines: Box::new(|engines| engines),
         }
+    }
+}
+
+/// The adapters as the actors get them.
+pub(crate) struct Ports {
+    store: Intercept<dyn LeaseStore>,
+    recipes: Intercept<dyn RecipeStore>,
+    /// The op `container` uses the same.
+    pub(crate) engines: Arc<dyn EngineFactory>,
+}
+
+impl std::fmt::Debug for Ports {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ports")
+    }
+}
+
+impl Between {
+    pub(crate) fn ports(self, settings: &WorkerSettings) -> Ports {
+        Ports { store: self.store, recipes: self.recipes, engines: (self.engines)(nodes::engines(settings)) }
     }
 }
 

@@ -217,7 +217,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// Whether it runs CONTAINER jobs; it must be able to reach the engines of the runtime nodes.
+    /// Whether it runs CONTAINER jobs, and recipes have the op `container`; it must be able to reach the engines of the runtime nodes.
     #[must_use]
     pub fn containers(mut self, yes: bool) -> Self {
         self.containers = yes;
@@ -306,10 +306,27 @@ impl WorkerBuilder {
         let mut routes: Vec<Route> = self.handlers.routes().collect();
         routes.extend(self.heartbeats.then(Route::heartbeat));
         routes.extend(self.containers.then(Route::container));
-        let mut recipes = None;
-        if let Some(ops) = self.recipes {
-            let secrets = Arc::new(Secrets::load(&settings.secrets)?);
-            let ops = ops.or(&ops::built_in(&settings, &secrets)?);
+        if routes.is_empty() && self.recipes.is_none() {
+            return Err(BuildError::NothingToServe);
+        }
+        let heartbeat =
+            HeartbeatProbe::new(&settings.heartbeat_allow, settings.heartbeat_ca_file.as_deref())?;
+        let recipes = match self.recipes {
+            Some(ops) => Some((ops, Arc::new(Secrets::load(&settings.secrets)?))),
+            None => None,
+        };
+        let runtimes = Runtimes::start()?;
+        let store = PgStore::connect(&database, runtimes.io()).await?;
+        let fleet = store.fleet().await?;
+        let ports = self.between.ports(&settings);
+        let mut parts_of_recipes = None;
+        if let Some((ops, secrets)) = recipes {
+            let mut built_in = ops::built_in(&settings, &secrets)?;
+            if self.containers {
+                let nodes = wiring::nodes::for_tasks(fleet, runtimes.io(), Arc::clone(&ports.engines));
+                built_in = ops::with_containers(built_in, nodes, &secrets);
+            }
+            let ops = ops.or(&built_in);
             let mut job_types = self.job_types;
             job_types.push(RecipeSpec::DEFAULT_JOB_TYPE.to_owned());
             job_types.sort();
@@ -322,16 +339,8 @@ impl WorkerBuilder {
                 Some(Told(tell)) => tell,
                 None => Arc::new(|_: &ExecutionHandoff| {}),
             };
-            recipes = Some(wiring::Recipes { ops, secrets, on_handoff });
+            parts_of_recipes = Some(wiring::Recipes { ops, secrets, on_handoff });
         }
-        if routes.is_empty() {
-            return Err(BuildError::NothingToServe);
-        }
-        let heartbeat =
-            HeartbeatProbe::new(&settings.heartbeat_allow, settings.heartbeat_ca_file.as_deref())?;
-        let runtimes = Runtimes::start()?;
-        let store = PgStore::connect(&database, runtimes.io()).await?;
-        let fleet = store.fleet().await?;
         match store.make_ready().await {
             Ok(room) if room.is_tight() => tracing::warn!(
                 wanted = room.wanted,
@@ -351,8 +360,8 @@ impl WorkerBuilder {
             routes: Arc::from(routes),
             handlers: self.handlers,
             heartbeat,
-            recipes,
-            between: self.between,
+            recipes: parts_of_recipes,
+            ports,
         });
         Ok(Worker { wiring })
     }

@@ -81,10 +81,25 @@ impl LeaseStore for Instantly {
     async fn attach(&self, _: &Authority, _: &NodeId, _: &ContainerId) -> Result<Attach, StoreError> {
         Ok(Attach::Attached)
     }
+    async fn place_task(&self, _: &Authority, _: &TaskPlace) -> Result<TaskPlaced, StoreError> {
+        Ok(TaskPlaced::NotLive)
+    }
+    async fn attach_task(
+        &self,
+        _: &Authority,
+        _: &TaskKey,
+        _: &NodeId,
+        _: &ContainerId,
+    ) -> Result<Attach, StoreError> {
+        Ok(Attach::NotLive)
+    }
+    async fn unplace_task(&self, _: &Authority, _: &TaskKey) -> Result<TaskUnplaced, StoreError> {
+        Ok(TaskUnplaced::NotLive)
+    }
     async fn append_logs(&self, _: &Authority, _: &[LogBatch]) -> Result<LogAppend, StoreError> {
         Ok(LogAppend::Stored)
     }
-    async fn log_offsets(&self, _: &Authority) -> Result<StoredLogs, StoreError> {
+    async fn log_offsets(&self, _: &Authority, _: Option<&TaskKey>) -> Result<StoredLogs, StoreError> {
         Ok(StoredLogs::NotLive)
     }
     async fn report_progress(&self, _: &Authority, _: &str) -> Result<Renewal, StoreError> {

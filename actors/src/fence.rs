@@ -221,8 +221,8 @@ impl Shared {
             tracing::warn!(job = %entry.terms.job, epoch = %entry.terms.epoch, "the fence ends the work by force");
         }
         todo.aborts.iter().for_each(AbortHandle::abort);
-        if let Some(kill) = todo.kill {
-            self.kill(entry, kill);
+        for (id, kill) in todo.kills {
+            self.kill(entry, id, kill);
         }
         if todo.stuck {
             tracing::error!(job = %entry.terms.job, epoch = %entry.terms.epoch,
@@ -238,7 +238,7 @@ impl Shared {
                 if state.killed_at.is_none() {
                     next = next.min(state.killed_when().boot());
                 }
-                if state.orphaned {
+                if state.has_orphans() {
                     next = next.min(now.after(KILL_RETRY));
                 }
                 entry.position.store(next.as_nanos(), Ordering::Relaxed);
@@ -247,15 +247,17 @@ impl Shared {
         }
     }
 
-    fn kill(self: &Arc<Self>, entry: &Arc<Entry>, kill: Arc<dyn Kill>) {
+    fn kill(self: &Arc<Self>, entry: &Arc<Entry>, id: u64, kill: Arc<dyn Kill>) {
         let entry = Arc::clone(entry);
         tokio::spawn(async move {
             let killed = tokio::time::timeout(KILL_LIMIT, kill.kill()).await;
             let mut state = lock(&entry.state);
-            state.killing = false;
+            if let Some(container) = state.container(id) {
+                container.killing = false;
+            }
             match killed {
                 Ok(Ok(())) => {
-                    state.container = None;
+                    state.container_is_gone(id);
                     entry.after_change(state);
                 }
                 Ok(Err(error)) => {

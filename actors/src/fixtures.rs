@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::{
     domain::{
         CommandId, ContainerId, Epoch, JobDefinition, JobId, JobKind, JobState, LeaseToken, Namespace,
-        NewJob, NodeId, ProcessId, RetryPolicy, Route, WorkerId, lease::StopReason,
+        NewJob, NodeId, ProcessId, RetryPolicy, Route, TaskKey, WorkerId, lease::StopReason,
     },
     error::StoreError,
     nodes::{NodeAddress, StartNode},
@@ -21,7 +21,7 @@ use crate::{
     ports::{
         Attach, Authority, ClaimAnswer, Claimant, Dispatched, End, Ended, Grant, LeaseStore, ListedAnswer,
         ListedClaim, LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer,
-        RecoverRequest, Renewal, StoredLogs, WorkRunner,
+        RecoverRequest, Renewal, StoredLogs, TaskPlace, TaskPlaced, TaskUnplaced, WorkRunner,
     },
     runtime_node_actor::{RecoverContainer, RunContainer},
     settings::{ActorSettings, ClaimSettings, DispatchSettings, LeaseTimings, RecoverySettings},
@@ -378,6 +378,27 @@ impl LeaseStore for PanickingStore {
         self.inner.attach(authority, node, container).await
     }
 
+    async fn place_task(&self, authority: &Authority, place: &TaskPlace) -> Result<TaskPlaced, StoreError> {
+        self.maybe_panic(Operation::PlaceTask);
+        self.inner.place_task(authority, place).await
+    }
+
+    async fn attach_task(
+        &self,
+        authority: &Authority,
+        task: &TaskKey,
+        node: &NodeId,
+        container: &ContainerId,
+    ) -> Result<Attach, StoreError> {
+        self.maybe_panic(Operation::AttachTask);
+        self.inner.attach_task(authority, task, node, container).await
+    }
+
+    async fn unplace_task(&self, authority: &Authority, task: &TaskKey) -> Result<TaskUnplaced, StoreError> {
+        self.maybe_panic(Operation::UnplaceTask);
+        self.inner.unplace_task(authority, task).await
+    }
+
     async fn append_logs(
         &self,
         authority: &Authority,
@@ -387,9 +408,13 @@ impl LeaseStore for PanickingStore {
         self.inner.append_logs(authority, batches).await
     }
 
-    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError> {
+    async fn log_offsets(
+        &self,
+        authority: &Authority,
+        task: Option<&TaskKey>,
+    ) -> Result<StoredLogs, StoreError> {
         self.maybe_panic(Operation::LogOffsets);
-        self.inner.log_offsets(authority).await
+        self.inner.log_offsets(authority, task).await
     }
 
     async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError> {

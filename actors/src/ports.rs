@@ -15,7 +15,7 @@ use futures_util::stream::BoxStream;
 use crate::{
     domain::{
         CommandId, ContainerId, ContainerSpec, Epoch, Failure, JobId, JobKind, JobState, LeaseToken,
-        Namespace, NodeId, ProcessId, PullPolicy, RetryPolicy, Route, WorkerId,
+        Namespace, NodeId, ProcessId, PullPolicy, RetryPolicy, Route, TaskKey, WorkerId, execution::Platform,
     },
     error::{EngineError, StoreError},
     work::{LeaseContext, WorkOutcome},
@@ -248,9 +248,11 @@ pub enum LogStream {
     System,
 }
 
-/// A piece of one stream. Two batches of one (job, claim, stream) never overlap.
+/// A piece of one stream. Two batches of one (job, task, claim, stream) never overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogBatch {
+    /// RECIPE: the task whose container wrote it.
+    pub task: Option<TaskKey>,
     /// The stream.
     pub stream: LogStream,
     /// How many bytes of this stream came before.
@@ -266,6 +268,73 @@ pub enum LogAppend {
     Stored,
     /// The lease is not live; nothing was stored.
     NotLive,
+}
+
+/// What a runtime node must have to be given a container.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NodeNeeds {
+    /// Thousandths of a core.
+    pub cpu_millis: Option<i64>,
+    /// Bytes.
+    pub memory_bytes: Option<i64>,
+    /// What its engine runs.
+    pub platform: Option<Platform>,
+}
+
+/// A request for a runtime node for one task of a recipe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskPlace {
+    /// The task.
+    pub task: TaskKey,
+    /// Its path, for people.
+    pub path: String,
+    /// What the node must have.
+    pub needs: NodeNeeds,
+}
+
+/// The answer to [`LeaseStore::place_task`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TaskPlaced {
+    /// The task has a slot of this node until it is unplaced, or the lease ends. A repeat answers the same.
+    Placed(Placement),
+    /// No fresh READY node fits, or every one that does is full. That is noted with the job, with no harm to it.
+    NoNode {
+        /// When to look again, by the database's clock: later, the longer it has been like that with nothing recorded
+        /// between.
+        retry_at: DateTime<Utc>,
+        /// How far ahead that is.
+        retry_in: Duration,
+    },
+    /// The task was placed under an older claim, and what it may have left there is not cleaned up.
+    Leftover,
+    /// The lease is not live; nothing was changed.
+    NotLive,
+}
+
+/// The answer to [`LeaseStore::unplace_task`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TaskUnplaced {
+    /// The task has no node (any more).
+    Done,
+    /// The lease is not live; nothing was changed.
+    NotLive,
+}
+
+/// A container of a recipe's task, as whoever takes the job over must know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskContainer {
+    /// The task.
+    pub task: TaskKey,
+    /// Its path.
+    pub path: String,
+    /// The epoch of the claim that it was placed under, which its container carries.
+    pub epoch: Epoch,
+    /// Where it was placed.
+    pub placement: Placement,
+    /// Its container, once there was one.
+    pub container: Option<ContainerId>,
+    /// Whether its engine can be asked.
+    pub runtime: RuntimeStanding,
 }
 
 /// How many bytes of each stream are stored of a job's latest claim: where whoever took the job over goes on.
@@ -445,6 +514,8 @@ pub struct Takeover {
     pub container: Option<ContainerId>,
     /// Whether that container's engine can be asked.
     pub runtime: RuntimeStanding,
+    /// RECIPE: the tasks that have a node, and perhaps a container there.
+    pub tasks: Vec<TaskContainer>,
     /// The epoch of the job's latest claim, which its containers carry; a takeover keeps it.
     pub claim_epoch: Epoch,
     /// The claim was renewed at least once. If not, nothing was ever started.
@@ -505,13 +576,35 @@ pub trait LeaseStore: Send + Sync + 'static {
         container: &ContainerId,
     ) -> Result<Attach, StoreError>;
 
+    /// Gives a task of a RECIPE job a slot of a fresh READY node that has what is needed, the least loaded first, in one
+    /// statement under the live lease. It is kept until [`LeaseStore::unplace_task`] or the end of the lease: a takeover
+    /// inherits it. A job may hold several, one for each task.
+    async fn place_task(&self, authority: &Authority, place: &TaskPlace) -> Result<TaskPlaced, StoreError>;
+
+    /// Records the container of a task that was placed, under a live lease.
+    async fn attach_task(
+        &self,
+        authority: &Authority,
+        task: &TaskKey,
+        node: &NodeId,
+        container: &ContainerId,
+    ) -> Result<Attach, StoreError>;
+
+    /// Gives the slot of a task back under a live lease, once nothing of it runs any more. May be repeated.
+    async fn unplace_task(&self, authority: &Authority, task: &TaskKey) -> Result<TaskUnplaced, StoreError>;
+
     /// Appends output under a live lease. A batch whose offset is stored already is not stored twice. Output
     /// belongs to the claim: after a takeover it goes on under the claim's epoch, where the lost holder left off.
     async fn append_logs(&self, authority: &Authority, batches: &[LogBatch])
     -> Result<LogAppend, StoreError>;
 
-    /// Tells, under a live lease, how much output of the job's latest claim is stored.
-    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError>;
+    /// Tells, under a live lease, how much output of the job's latest claim is stored; of that of one of its tasks, where
+    /// one is named.
+    async fn log_offsets(
+        &self,
+        authority: &Authority,
+        task: Option<&TaskKey>,
+    ) -> Result<StoredLogs, StoreError>;
 
     /// Replaces the job's progress note (JSON text, at most 4 KiB) under a live lease.
     async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError>;

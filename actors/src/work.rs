@@ -1,16 +1,24 @@
 //! What a workload sees of its lease: identity, time left, why it is being stopped, and the few protected
 //! calls it may make. The token stays inside; every call looks at the local deadline first.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 pub use crate::domain::lease::StopReason;
 use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
-    domain::{CommandId, ContainerId, Failure, NodeId},
+    clock::{Anchor, Deadline},
+    domain::{CommandId, ContainerId, Failure, NodeId, TaskKey},
     error::StoreError,
     fence::{ContainerGuard, Entry, Hold, Kill, Watch},
-    ports::{Attach, Authority, End, Grant, LeaseStore, LogAppend, LogBatch, Renewal, StoredLogs},
+    ports::{
+        Attach, Authority, End, Grant, LeaseStore, LogAppend, LogBatch, Renewal, StoredLogs, TaskPlace,
+        TaskPlaced, TaskUnplaced,
+    },
 };
 
 /// What became of a workload.
@@ -46,6 +54,33 @@ pub struct LeaseContext {
     grant: Arc<Grant>,
     store: Arc<dyn LeaseStore>,
     entry: Arc<Entry>,
+    /// What this handle is for can be stopped alone.
+    part: Option<PartStop>,
+}
+
+/// Stops one part of a workload and no other. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct PartStop {
+    token: CancellationToken,
+    until: Arc<Mutex<Option<(StopReason, Deadline)>>>,
+}
+
+impl PartStop {
+    /// Asks the part to stop within `budget`; the first request stands.
+    pub fn stop(&self, reason: StopReason, budget: Duration) {
+        let until = (reason, Anchor::now().after(budget));
+        self.until.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(until);
+        self.token.cancel();
+    }
+
+    fn asked(&self) -> Option<(StopReason, Deadline)> {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn stopped(&self) -> StopReason {
+        self.token.cancelled().await;
+        self.asked().expect("the reason is set before the token is cancelled").0
+    }
 }
 
 impl std::fmt::Debug for LeaseContext {
@@ -72,7 +107,14 @@ impl LeaseContext {
     /// Ties a workload to a grant and to its entry at the fence ([`Watch::entry`]).
     #[must_use]
     pub fn new(grant: Arc<Grant>, store: Arc<dyn LeaseStore>, watch: &Watch) -> Self {
-        Self { grant, store, entry: Arc::clone(watch.entry()) }
+        Self { grant, store, entry: Arc::clone(watch.entry()), part: None }
+    }
+
+    /// The same lease, for a part of the workload that can also be stopped alone: [`LeaseContext::stopped`],
+    /// [`LeaseContext::stop_reason`] and [`LeaseContext::stop_budget`] then speak of whichever stop comes first.
+    #[must_use]
+    pub fn for_part(&self, part: PartStop) -> Self {
+        Self { part: Some(part), ..self.clone() }
     }
 
     /// The grant itself.
@@ -100,18 +142,28 @@ impl LeaseContext {
     /// Time until a workload that was told to stop is ended by force: what a graceful stop may take.
     #[must_use]
     pub fn stop_budget(&self) -> Duration {
-        self.entry.killed_when().remaining()
+        let whole = self.entry.killed_when().remaining();
+        match self.part.as_ref().and_then(PartStop::asked) {
+            Some((_, until)) => until.remaining().min(whole),
+            None => whole,
+        }
     }
 
     /// Why the workload must stop, if it must.
     #[must_use]
     pub fn stop_reason(&self) -> Option<StopReason> {
-        self.entry.stop_reason()
+        let part = || self.part.as_ref().and_then(PartStop::asked).map(|(reason, _)| reason);
+        self.entry.stop_reason().or_else(part)
     }
 
     /// Resolves when the workload must stop, with the reason. A dead owner counts as a lost lease.
     pub async fn stopped(&self) -> StopReason {
-        self.entry.stopped().await
+        let Some(part) = &self.part else { return self.entry.stopped().await };
+        tokio::select! {
+            biased;
+            reason = self.entry.stopped() => reason,
+            reason = part.stopped() => reason,
+        }
     }
 
     /// Keeps the workload counted as going on until the guard is dropped. Whatever executes a part of it on
@@ -160,6 +212,38 @@ impl LeaseContext {
         Ok(self.store.attach(&self.grant.authority, node, container).await?)
     }
 
+    /// Asks for a runtime node for a task of the recipe.
+    ///
+    /// # Errors
+    /// As [`LeaseContext::attach`].
+    pub async fn place_task(&self, place: &TaskPlace) -> Result<TaskPlaced, LeaseCallError> {
+        self.check()?;
+        Ok(self.store.place_task(&self.grant.authority, place).await?)
+    }
+
+    /// Records the container of a task.
+    ///
+    /// # Errors
+    /// As [`LeaseContext::attach`].
+    pub async fn attach_task(
+        &self,
+        task: &TaskKey,
+        node: &NodeId,
+        container: &ContainerId,
+    ) -> Result<Attach, LeaseCallError> {
+        self.check()?;
+        Ok(self.store.attach_task(&self.grant.authority, task, node, container).await?)
+    }
+
+    /// Gives a task's runtime node back.
+    ///
+    /// # Errors
+    /// As [`LeaseContext::attach`].
+    pub async fn unplace_task(&self, task: &TaskKey) -> Result<TaskUnplaced, LeaseCallError> {
+        self.check()?;
+        Ok(self.store.unplace_task(&self.grant.authority, task).await?)
+    }
+
     /// Stores output.
     ///
     /// # Errors
@@ -169,13 +253,13 @@ impl LeaseContext {
         Ok(self.store.append_logs(&self.grant.authority, batches).await?)
     }
 
-    /// Asks how much output of the job's latest claim is stored.
+    /// Asks how much output of the job's latest claim, or of one of its tasks, is stored.
     ///
     /// # Errors
     /// As [`LeaseContext::attach`].
-    pub async fn log_offsets(&self) -> Result<StoredLogs, LeaseCallError> {
+    pub async fn log_offsets(&self, task: Option<&TaskKey>) -> Result<StoredLogs, LeaseCallError> {
         self.check()?;
-        Ok(self.store.log_offsets(&self.grant.authority).await?)
+        Ok(self.store.log_offsets(&self.grant.authority, task).await?)
     }
 
     /// Replaces the job's progress note.

@@ -24,6 +24,7 @@ const TABLES: &[&str] = &[
     "job_progress",
     "commands",
     "node_slots",
+    "task_containers",
     "workflow_slots",
     "workers",
     "idempotency_keys",

@@ -29,7 +29,7 @@ pub(super) struct Args {
     /// Show the settings in force (secrets masked) and stop
     #[arg(long)]
     print_config: bool,
-    /// Run no CONTAINER jobs
+    /// Run no CONTAINER jobs, and no containers for tasks of recipes
     #[arg(long)]
     no_containers: bool,
     /// Make no HEARTBEAT probes

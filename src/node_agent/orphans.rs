@@ -11,6 +11,7 @@
 //! | is RUNNING under the claim that made the container | it stays, also when the lease has expired or was taken over |
 //! | is RUNNING under a later claim | orphan |
 //! | is RUNNING, with another container attached | orphan |
+//! | is a recipe, and the task that the container is of is over, or has another one | orphan |
 //! | is unknown, or not RUNNING | orphan |
 //! | cannot be told: no answer, another engine, labels that are not ours | nothing is touched |
 
@@ -85,8 +86,10 @@ pub enum Orphan {
         /// The epoch of that claim.
         claim: Epoch,
     },
-    /// Its job has another container.
+    /// Its job, or its task, has another container.
     Replaced,
+    /// The task of a recipe that it was made for is over.
+    TaskOver,
 }
 
 impl fmt::Display for Orphan {
@@ -95,6 +98,7 @@ impl fmt::Display for Orphan {
             Self::NotRunning => f.write_str("its job is not running"),
             Self::Superseded { claim } => write!(f, "its job was claimed again, under epoch {claim}"),
             Self::Replaced => f.write_str("its job has another container"),
+            Self::TaskOver => f.write_str("the task that it was made for is over"),
         }
     }
 }
@@ -212,8 +216,8 @@ struct Labelled {
     status: ContainerStatus,
     job: JobId,
     epoch: Epoch,
-    /// It is a CONTAINER job's own, not that of a task within a recipe.
-    whole_job: bool,
+    /// The task within a recipe that it is of; none for a CONTAINER job's own.
+    task: Option<String>,
 }
 
 impl Labelled {
@@ -226,8 +230,8 @@ impl Labelled {
             |key: &str| status.labels.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
         let job = JobId(label("leasehold.job")?.parse().ok()?);
         let epoch = Epoch(label("leasehold.epoch")?.parse().ok()?);
-        let whole_job = label("leasehold.task")?.is_empty();
-        Some(Self { status, job, epoch, whole_job })
+        let task = Some(label("leasehold.task")?.to_owned()).filter(|task| !task.is_empty());
+        Some(Self { status, job, epoch, task })
     }
 
     fn name(&self) -> &str {
@@ -240,7 +244,16 @@ fn judge(container: &Labelled, standing: Option<&StandingClaim>) -> Option<Orpha
     if container.epoch < claim.epoch {
         return Some(Orphan::Superseded { claim: claim.epoch });
     }
-    let attached = claim.attached.as_ref().filter(|_| container.whole_job);
+    let attached = match &container.task {
+        None => claim.attached.as_ref(),
+        // A claim that this database has lost: whoever holds the job now knows nothing of its tasks.
+        Some(_) if container.epoch > claim.epoch => None,
+        // Its row was written before it was created, and is gone only when nothing of it runs.
+        Some(task) => match claim.tasks.iter().find(|(key, _)| key.as_str() == task) {
+            Some((_, attached)) => attached.as_ref(),
+            None => return Some(Orphan::TaskOver),
+        },
+    };
     attached.is_some_and(|attached| *attached != container.status.id).then_some(Orphan::Replaced)
 }
 
@@ -345,7 +358,10 @@ async fn run<E: ContainerEngine>(
 
 #[cfg(test)]
 mod tests {
-    use leasehold_actors::{domain::ContainerId, ports::ContainerState};
+    use leasehold_actors::{
+        domain::{ContainerId, TaskKey},
+        ports::ContainerState,
+    };
 
     use super::*;
 
@@ -380,6 +396,10 @@ mod tests {
         }
     }
 
+    fn key(text: &str) -> TaskKey {
+        TaskKey::new(text).expect("a plain key")
+    }
+
     fn judged(task: &str, standing: Option<(i64, Option<&str>)>) -> Option<Orphan> {
         let status = container(|labels| {
             labels.iter_mut().filter(|(key, _)| key == "leasehold.task").for_each(|(_, value)| {
@@ -391,6 +411,7 @@ mod tests {
             job: JobId(42),
             epoch: Epoch(epoch),
             attached: attached.map(id),
+            tasks: ["build-1", "build-2"].map(|task| (key(task), attached.map(id))).to_vec(),
         });
         judge(&labelled, standing.as_ref())
     }
@@ -406,8 +427,14 @@ mod tests {
         assert_eq!(judged("", Some((5, Some("mine")))), None);
         assert_eq!(judged("", Some((4, None))), None);
         // The tasks of one recipe have a container each.
-        assert_eq!(judged("build/1", Some((5, Some("other")))), None);
-        assert_eq!(judged("build/1", Some((6, None))), Some(Orphan::Superseded { claim: Epoch(6) }));
+        assert_eq!(judged("build-1", Some((5, None))), None);
+        assert_eq!(judged("build-2", Some((5, Some("mine")))), None);
+        assert_eq!(judged("build-1", Some((5, Some("other")))), Some(Orphan::Replaced));
+        assert_eq!(judged("build-1", Some((6, None))), Some(Orphan::Superseded { claim: Epoch(6) }));
+        assert_eq!(judged("build-1", None), Some(Orphan::NotRunning));
+        // One of them is over, and left its container.
+        assert_eq!(judged("build-3", Some((5, None))), Some(Orphan::TaskOver));
+        assert_eq!(judged("build-3", Some((4, None))), None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use async_trait::async_trait;
 use leasehold_actors::{
-    domain::{ContainerId, NodeId},
+    domain::{ContainerId, NodeId, TaskKey},
     error::{Applied, StoreError, StoreErrorKind},
     ports::{Attach, LogAppend, LogBatch, LogOffsets, LogStream, Reconciliation, Renewal, StoredLogs},
 };
@@ -22,8 +22,8 @@ use super::{
 
 static ATTACH: Sql = sql!("attach", [INT8, UUID, TEXT, TEXT, UUID, TEXT, TEXT]);
 static APPEND_LOGS: Sql =
-    sql!("append_logs", [INT8, UUID, TEXT, TEXT, UUID, INT2_ARRAY, INT8_ARRAY, BYTEA_ARRAY]);
-static LOG_OFFSETS: Sql = sql!("log_offsets", [INT8, UUID, TEXT, TEXT, UUID]);
+    sql!("append_logs", [INT8, UUID, TEXT, TEXT, UUID, INT2_ARRAY, INT8_ARRAY, BYTEA_ARRAY, TEXT_ARRAY]);
+static LOG_OFFSETS: Sql = sql!("log_offsets", [INT8, UUID, TEXT, TEXT, UUID, TEXT]);
 static REPORT_PROGRESS: Sql = sql!("report_progress", [INT8, UUID, TEXT, TEXT, UUID, INT8, TEXT]);
 static RECONCILE: Sql = sql!("reconcile", [INT8, UUID, TEXT, TEXT, UUID]);
 
@@ -77,22 +77,27 @@ impl Verb for AttachContainer {
     }
 
     fn read(row: &Row) -> Result<(i64, Attach), StoreError> {
-        let garbled = |e| error::garbled(Self::OPERATION, e);
-        let right_node: bool = row.try_get(0).map_err(garbled)?;
-        let conflict: Option<String> = row.try_get(1).map_err(garbled)?;
-        let answer = match conflict {
-            _ if !right_node => Attach::WrongRuntimeNode,
-            None => Attach::Attached,
-            Some(attached) => Attach::ContainerConflict {
-                attached: ContainerId::new(attached).map_err(|e| error::garbled(Self::OPERATION, e))?,
-            },
-        };
-        Ok((0, answer))
+        read_attach(Self::OPERATION, row)
     }
 
     async fn refused(_: &Pools, _: &AttachAsk) -> Result<Attach, StoreError> {
         Ok(Attach::NotLive)
     }
+}
+
+/// The answer to an attach: whether the node is the right one, and which other container is attached.
+pub(super) fn read_attach(operation: &'static str, row: &Row) -> Result<(i64, Attach), StoreError> {
+    let garbled = |e| error::garbled(operation, e);
+    let right_node: bool = row.try_get(0).map_err(garbled)?;
+    let conflict: Option<String> = row.try_get(1).map_err(garbled)?;
+    let answer = match conflict {
+        _ if !right_node => Attach::WrongRuntimeNode,
+        None => Attach::Attached,
+        Some(attached) => Attach::ContainerConflict {
+            attached: ContainerId::new(attached).map_err(|e| error::garbled(operation, e))?,
+        },
+    };
+    Ok((0, answer))
 }
 
 /// Output to store.
@@ -136,6 +141,8 @@ impl Verb for AppendLogs {
         let offsets: Vec<i64> =
             ask.batches.iter().map(|b| i64::try_from(b.first_byte).unwrap_or(i64::MAX)).collect();
         let data: Vec<&[u8]> = ask.batches.iter().map(|b| &*b.data).collect();
+        let tasks: Vec<&str> =
+            ask.batches.iter().map(|b| b.task.as_ref().map_or("", TaskKey::as_str)).collect();
         session
             .query(
                 &APPEND_LOGS,
@@ -148,6 +155,7 @@ impl Verb for AppendLogs {
                     &streams,
                     &offsets,
                     &data,
+                    &tasks,
                 ],
             )
             .await
@@ -162,32 +170,47 @@ impl Verb for AppendLogs {
     }
 }
 
+/// Of what: the job itself, or one of its tasks.
+#[derive(Debug)]
+pub(super) struct OffsetsAsk {
+    pub(super) holder: Holder,
+    pub(super) task: Option<TaskKey>,
+}
+
 /// Ask how much output is stored.
 pub(super) struct ReadLogOffsets;
 
 #[async_trait]
 impl Verb for ReadLogOffsets {
-    type Ask = Holder;
+    type Ask = OffsetsAsk;
     type Answer = StoredLogs;
 
     const OPERATION: &'static str = "log_offsets";
     const LANE: Lane = Lane::Leases;
 
-    fn holder(ask: &Holder) -> &Holder {
-        ask
+    fn holder(ask: &OffsetsAsk) -> &Holder {
+        &ask.holder
     }
 
     fn locks() -> &'static [&'static Sql] {
         LEASE
     }
 
-    async fn put(session: &Session, asks: &[&Holder]) -> Result<Vec<Row>, tokio_postgres::Error> {
-        let [h] = asks else { return Ok(Vec::new()) };
-        let owner = &h.owner;
+    async fn put(session: &Session, asks: &[&OffsetsAsk]) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let [ask] = asks else { return Ok(Vec::new()) };
+        let (h, owner) = (&ask.holder, &ask.holder.owner);
+        let task = ask.task.as_ref().map_or("", TaskKey::as_str);
         session
             .query(
                 &LOG_OFFSETS,
-                &[&h.job, &h.token, &owner.namespace.as_str(), &owner.worker.as_str(), &owner.process.0],
+                &[
+                    &h.job,
+                    &h.token,
+                    &owner.namespace.as_str(),
+                    &owner.worker.as_str(),
+                    &owner.process.0,
+                    &task,
+                ],
             )
             .await
     }
@@ -202,7 +225,7 @@ impl Verb for ReadLogOffsets {
         Ok((0, StoredLogs::Offsets(offsets)))
     }
 
-    async fn refused(_: &Pools, _: &Holder) -> Result<StoredLogs, StoreError> {
+    async fn refused(_: &Pools, _: &OffsetsAsk) -> Result<StoredLogs, StoreError> {
         Ok(StoredLogs::NotLive)
     }
 }

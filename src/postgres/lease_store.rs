@@ -4,20 +4,20 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use leasehold_actors::{
-    domain::{CommandId, ContainerId, Failure, FailureKind, Namespace, NodeId},
+    domain::{CommandId, ContainerId, Failure, FailureKind, Namespace, NodeId, TaskKey},
     error::{Applied, StoreError, StoreErrorKind},
     ports::{
         Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
         LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
-        StoredLogs,
+        StoredLogs, TaskPlace, TaskPlaced, TaskUnplaced,
     },
 };
 
 use super::{
     PgStore,
     attach::{
-        AppendLogs, AttachAsk, AttachContainer, LogAsk, ProgressAsk, ReadLogOffsets, ReportProgress,
-        reconcile,
+        AppendLogs, AttachAsk, AttachContainer, LogAsk, OffsetsAsk, ProgressAsk, ReadLogOffsets,
+        ReportProgress, reconcile,
     },
     claim::{self, ClaimAsk, ClaimReply, Wish},
     dispatch,
@@ -26,6 +26,7 @@ use super::{
     owners::Holder,
     protected::{self, Verb},
     recover::{self, PostponeAsk, PostponeRecovery, RecoverAsk},
+    tasks::{self, AttachTask, AttachTaskAsk, PlaceAsk, PlaceTask, Tried, UnplaceAsk, UnplaceTask},
 };
 
 /// `LEASE_DURATION_MIN` and `LEASE_DURATION_MAX`.
@@ -142,6 +143,35 @@ impl LeaseStore for PgStore {
         self.single::<AttachContainer>(ask).await
     }
 
+    async fn place_task(&self, authority: &Authority, place: &TaskPlace) -> Result<TaskPlaced, StoreError> {
+        for _ in 0..tasks::TRIES {
+            let ask = PlaceAsk { holder: self.holder(authority), place: place.clone() };
+            match self.single::<PlaceTask>(ask).await? {
+                Tried::Answered(answer) => return Ok(answer),
+                Tried::Contended => {
+                    tokio::time::sleep(tasks::BETWEEN_TRIES.mul_f64(rand::random())).await;
+                }
+            }
+        }
+        Err(tasks::contended())
+    }
+
+    async fn attach_task(
+        &self,
+        authority: &Authority,
+        task: &TaskKey,
+        node: &NodeId,
+        container: &ContainerId,
+    ) -> Result<Attach, StoreError> {
+        let (holder, task) = (self.holder(authority), task.clone());
+        let ask = AttachTaskAsk { holder, task, node: node.clone(), container: container.clone() };
+        self.single::<AttachTask>(ask).await
+    }
+
+    async fn unplace_task(&self, authority: &Authority, task: &TaskKey) -> Result<TaskUnplaced, StoreError> {
+        self.single::<UnplaceTask>(UnplaceAsk { holder: self.holder(authority), task: task.clone() }).await
+    }
+
     async fn append_logs(
         &self,
         authority: &Authority,
@@ -151,8 +181,13 @@ impl LeaseStore for PgStore {
         self.single::<AppendLogs>(ask).await
     }
 
-    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError> {
-        self.single::<ReadLogOffsets>(self.holder(authority)).await
+    async fn log_offsets(
+        &self,
+        authority: &Authority,
+        task: Option<&TaskKey>,
+    ) -> Result<StoredLogs, StoreError> {
+        let ask = OffsetsAsk { holder: self.holder(authority), task: task.cloned() };
+        self.single::<ReadLogOffsets>(ask).await
     }
 
     async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError> {

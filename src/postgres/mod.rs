@@ -52,6 +52,7 @@ mod servers;
 mod session;
 mod sql_file;
 pub mod submit;
+mod tasks;
 pub(crate) mod tls;
 mod transaction;
 mod why;

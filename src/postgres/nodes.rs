@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use leasehold_actors::{
-    domain::{ContainerId, Epoch, Failure, FailureKind, JobId, Namespace, NodeId, ProcessId},
+    domain::{ContainerId, Epoch, Failure, FailureKind, JobId, Namespace, NodeId, ProcessId, TaskKey},
     error::StoreError,
     ports::EngineInfo,
 };
@@ -109,6 +109,8 @@ pub struct StandingClaim {
     pub epoch: Epoch,
     /// The container that is attached to it.
     pub attached: Option<ContainerId>,
+    /// RECIPE: the tasks of it that this node was given to, each with its container, if that is attached by now.
+    pub tasks: Vec<(TaskKey, Option<ContainerId>)>,
 }
 
 /// The answer to a forget.
@@ -353,6 +355,7 @@ impl PgStore {
                 job: JobId(job),
                 epoch: Epoch(columns.get("claim_epoch")?),
                 attached: columns.parse_opt("container_id")?,
+                tasks: tasks_of(columns)?,
             });
         }
         Ok(Some(standing))
@@ -371,6 +374,17 @@ impl PgStore {
     ) -> Result<NodeForgotten, StoreError> {
         transaction!(self, "node_forget", 1, session => forget(session, namespace, node, force))
     }
+}
+
+fn tasks_of(columns: Columns<'_>) -> Result<Vec<(TaskKey, Option<ContainerId>)>, StoreError> {
+    let keys: Vec<String> = columns.get("tasks")?;
+    let containers: Vec<String> = columns.get("containers")?;
+    let garbled = |error| error::garbled("node_claims", error);
+    let tasks = keys.into_iter().zip(containers).map(|(key, container)| {
+        let container = Some(container).filter(|id| !id.is_empty()).map(ContainerId::new).transpose();
+        Ok((TaskKey::new(key).map_err(garbled)?, container.map_err(garbled)?))
+    });
+    tasks.collect()
 }
 
 async fn forget(

@@ -24,6 +24,7 @@ use super::{
     renew::micros,
     session::Session,
     sql_file::{Sql, sql},
+    tasks::read_tasks,
 };
 
 pub(crate) static RECOVER: Sql =
@@ -234,6 +235,7 @@ fn read(
             true => RuntimeStanding::Unavailable,
             false => RuntimeStanding::Available,
         },
+        tasks: read_tasks(row.try_get("tasks")?)?,
         claim_epoch: Epoch(row.try_get("claim_epoch")?),
         started: row.try_get("claim_renewed")?,
         cancel_requested: row.try_get("cancel_requested")?,

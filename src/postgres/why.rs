@@ -159,6 +159,15 @@ impl Facts {
                 time(self.due_at)
             );
         }
+        if let Some(task) = self.recipe.as_ref().and_then(Beside::unplaced) {
+            let why = self.no_node().unwrap_or_else(|| {
+                format!("none of {} has that", plural(self.usable_nodes, "usable runtime node"))
+            });
+            return format!(
+                "there is no runtime node for {task}: {why}; it is looked for again at {}",
+                time(self.due_at)
+            );
+        }
         let until = self.due_at.map(|at| time(Some(at)));
         if let Some(waits) = self.recipe.as_ref().and_then(|recipe| recipe.waits_for(until)) {
             return waits;
@@ -197,22 +206,10 @@ impl Facts {
                 format!("{} {} {}", self.kind, self.route, self.task).trim_end()
             );
         }
-        if self.kind == JobKind::Container {
-            if self.nodes == 0 {
-                return "there is no runtime node; start `leasehold node`".to_owned();
-            }
-            if self.usable_nodes == 0 {
-                return format!(
-                    "none of {} is READY with a fresh heartbeat; see `leasehold node list`",
-                    plural(self.nodes, "runtime node")
-                );
-            }
-            if self.free_slots <= 0 {
-                return format!(
-                    "every slot of {} is taken",
-                    plural(self.usable_nodes, "usable runtime node")
-                );
-            }
+        if self.kind == JobKind::Container
+            && let Some(why) = self.no_node()
+        {
+            return why;
         }
         if let Some(needs) = self.recipe.as_ref().and_then(Beside::needs) {
             return needs;
@@ -230,6 +227,21 @@ impl Facts {
             format!("it waits for the next claim by the {serving} that may run it")
         };
         format!("{waits}; {ahead}")
+    }
+
+    /// Why no runtime node can take anything at all.
+    fn no_node(&self) -> Option<String> {
+        if self.nodes == 0 {
+            return Some("there is no runtime node; start `leasehold node`".to_owned());
+        }
+        if self.usable_nodes == 0 {
+            let nodes = plural(self.nodes, "runtime node");
+            return Some(format!(
+                "none of {nodes} is READY with a fresh heartbeat; see `leasehold node list`"
+            ));
+        }
+        (self.free_slots <= 0)
+            .then(|| format!("every slot of {} is taken", plural(self.usable_nodes, "usable runtime node")))
     }
 
     fn running(&self) -> String {

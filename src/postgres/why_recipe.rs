@@ -27,6 +27,8 @@ pub(super) struct Beside {
     workers: Vec<Polling>,
     refusals: i32,
     refusal: String,
+    /// The task for which no runtime node was found, in words.
+    unplaced: Option<String>,
     /// The version of its language or payload is one that this program does not know.
     foreign: Option<String>,
 }
@@ -71,8 +73,14 @@ impl Beside {
             workers: columns.json("allocations")?,
             refusals: columns.get("refusals")?,
             refusal: columns.get::<Option<String>>("refusal")?.unwrap_or_default(),
+            unplaced: columns.get("unplaced")?,
             foreign,
         }))
+    }
+
+    /// For what it waits for a runtime node.
+    pub(super) fn unplaced(&self) -> Option<&str> {
+        self.unplaced.as_deref()
     }
 
     /// What a PENDING job waits for; `until`: the time among these.

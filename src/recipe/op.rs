@@ -41,6 +41,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use chrono::{DateTime, Utc};
 use leasehold_actors::{
     clock::{Anchor, Deadline},
     domain::{
@@ -89,6 +90,9 @@ pub struct Task {
     pub epoch: Epoch,
     /// The same at each run of this attempt of this task, and no other's.
     pub idempotency_key: String,
+    /// What it needs in effect: this worker has it, and where it brings about something elsewhere, that place must have
+    /// it too.
+    pub needs: Requirements,
     /// The input: raw JSON text, with secrets in their places. Do not log it.
     pub inputs: JsonText,
     /// The task's hold on its lease.
@@ -126,6 +130,16 @@ pub struct TaskContext {
     lease: Tie,
     stop: TaskStopper,
     patch: Arc<Mutex<Option<Requirements>>>,
+    later: Arc<Mutex<Option<Later>>>,
+}
+
+/// A task that could not begin for want of a runtime node, and when it is to be tried again.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::recipe) struct Later {
+    /// By the database's clock.
+    pub(in crate::recipe) at: DateTime<Utc>,
+    /// How far ahead that was.
+    pub(in crate::recipe) after: Duration,
 }
 
 #[derive(Clone)]
@@ -144,13 +158,14 @@ impl TaskContext {
     /// Ties a task to its lease.
     #[must_use]
     pub fn of(lease: LeaseContext, stop: TaskStopper) -> Self {
-        Self { lease: Tie::Lease(lease), stop, patch: Arc::default() }
+        Self { lease: Tie::Lease(lease), stop, patch: Arc::default(), later: Arc::default() }
     }
 
     /// A context without a lease, for tests of ops: it has this much time.
     #[must_use]
     pub fn alone(time: Duration, stop: TaskStopper) -> Self {
-        Self { lease: Tie::Alone(Anchor::now().after(time)), stop, patch: Arc::default() }
+        let lease = Tie::Alone(Anchor::now().after(time));
+        Self { lease, stop, patch: Arc::default(), later: Arc::default() }
     }
 
     /// Resolves when the task must end, with the reason. Safe to drop and to await again.
@@ -232,6 +247,24 @@ impl TaskContext {
             Tie::Lease(lease) => lease.stop_budget(),
             Tie::Alone(deadline) => deadline.remaining(),
         }
+    }
+
+    /// The lease itself.
+    pub(in crate::recipe) fn lease(&self) -> Option<&LeaseContext> {
+        match &self.lease {
+            Tie::Lease(lease) => Some(lease),
+            Tie::Alone(_) => None,
+        }
+    }
+
+    /// The task has done nothing, for want of a runtime node. Whatever it returns now is no result: it is called again.
+    pub(in crate::recipe) fn wait_for_a_node(&self, at: DateTime<Utc>, after: Duration) {
+        *self.later.lock().unwrap_or_else(PoisonError::into_inner) = Some(Later { at, after });
+    }
+
+    /// When it is to be called again, if it has done nothing.
+    pub(in crate::recipe) fn waits_for_a_node(&self) -> Option<Later> {
+        *self.later.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What was asked for so far.

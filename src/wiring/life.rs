@@ -25,17 +25,17 @@ const BACKOFF_CAP_MS: i64 = 3_600_000;
 /// Starts everything, carries out the orders, and says farewell. The runtimes end with it.
 pub(super) fn live(wiring: Wiring, orders: watch::Receiver<Order>) -> Result<WorkerExit, RunError> {
     let Wiring { parts, owner, supervision: published, hints: seen } = wiring;
-    let Parts { runtimes, store, fleet, database, settings, routes, handlers, heartbeat, recipes, between } =
+    let Parts { runtimes, store, fleet, database, settings, routes, handlers, heartbeat, recipes, ports } =
         parts;
     let io = runtimes.io();
     let (stuck_tell, stuck) = watch::channel(None);
     let exit_on_stuck = settings.exit_on_stuck;
-    let for_recipes = (between.recipes)(Arc::new(store.clone()));
+    let for_recipes = (ports.recipes)(Arc::new(store.clone()));
     let engine = recipes.map(|recipes| recipes.engine(for_recipes, &settings.allocation, runtimes.work()));
     let actors = WorkerParts {
-        store: (between.store)(Arc::new(store.clone())),
+        store: (ports.store)(Arc::new(store.clone())),
         runner: Arc::new(Workloads::new(handlers, heartbeat, runtimes.work()).with_recipes(engine)),
-        start_node: nodes::starter(fleet, &settings, io.clone(), between.engines),
+        start_node: nodes::starter(fleet, io.clone(), ports.engines),
         on_stuck: Box::new(move |job, epoch| {
             if exit_on_stuck {
                 stuck_tell.send_replace(Some(RunError::Stuck { job, epoch }));

@@ -137,6 +137,13 @@ impl fmt::Display for Epoch {
     }
 }
 
+name_type!(
+    /// Names one occurrence of a recipe's task among those of its job: a hash of its path, so that it fits into labels
+    /// and keys however long the path is.
+    TaskKey,
+    "task key"
+);
+
 macro_rules! uuid_type {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*

@@ -16,7 +16,7 @@ pub use definition::{
 };
 pub use ids::{
     CommandId, ContainerId, Epoch, InvalidId, JobId, LeaseToken, Namespace, NodeId, ProcessId, Route,
-    WorkerId,
+    TaskKey, WorkerId,
 };
 pub use job::{Failure, FailureKind, JobKind, JobState};
 pub use recipe_spec::{RawJson, RecipeSpec};

@@ -56,10 +56,9 @@ pub(super) struct State {
     pub(super) stop_grace: Duration,
     /// The tasks that run the work, wherever.
     pub(super) aborts: Vec<AbortHandle>,
-    pub(super) container: Option<Arc<dyn Kill>>,
-    /// Nobody looks after the container any more.
-    pub(super) orphaned: bool,
-    pub(super) killing: bool,
+    /// A recipe may have several at once.
+    pub(super) containers: Vec<Guarded>,
+    pub(super) last_container: u64,
     /// When it was first ended by force.
     pub(super) killed_at: Option<BootInstant>,
     pub(super) stuck: bool,
@@ -71,9 +70,31 @@ pub(super) struct State {
     pub(super) pledge: Option<CommandId>,
 }
 
+/// A container of the work that may be running.
+pub(super) struct Guarded {
+    pub(super) id: u64,
+    kill: Arc<dyn Kill>,
+    stop_grace: Duration,
+    /// Nobody looks after it any more.
+    pub(super) orphaned: bool,
+    pub(super) killing: bool,
+}
+
 impl State {
     pub(super) fn is_over(&self) -> bool {
-        self.begun && self.holds == 0 && self.container.is_none()
+        self.begun && self.holds == 0 && self.containers.is_empty()
+    }
+
+    pub(super) fn has_orphans(&self) -> bool {
+        self.containers.iter().any(|container| container.orphaned)
+    }
+
+    pub(super) fn container(&mut self, id: u64) -> Option<&mut Guarded> {
+        self.containers.iter_mut().find(|container| container.id == id)
+    }
+
+    pub(super) fn container_is_gone(&mut self, id: u64) {
+        self.containers.retain(|container| container.id != id);
     }
 
     pub(super) fn killed_when(&self) -> Deadline {
@@ -87,7 +108,7 @@ pub(super) struct Todo {
     pub(super) lost: bool,
     pub(super) by_force: bool,
     pub(super) aborts: Vec<AbortHandle>,
-    pub(super) kill: Option<Arc<dyn Kill>>,
+    pub(super) kills: Vec<(u64, Arc<dyn Kill>)>,
     pub(super) stuck: bool,
 }
 
@@ -112,9 +133,8 @@ impl Entry {
             kill_at: None,
             stop_grace: terms.stop_grace,
             aborts: Vec::new(),
-            container: None,
-            orphaned: false,
-            killing: false,
+            containers: Vec::new(),
+            last_container: 0,
             killed_at: None,
             stuck: false,
             spared_until: None,
@@ -232,18 +252,22 @@ impl Entry {
         }
     }
 
-    /// Hands over what kills the container of this work, *before* the container is created: from here on
+    /// Hands over what kills a container of this work, *before* the container is created: from here on
     /// the work is over only when the container is known to be gone.
     #[must_use]
     pub fn guard_container(self: &Arc<Self>, kill: Arc<dyn Kill>, stop_grace: Duration) -> ContainerGuard {
         let mut state = lock(&self.state);
-        state.container = Some(kill);
+        state.last_container += 1;
+        let id = state.last_container;
+        state.containers.push(Guarded { id, kill, stop_grace, orphaned: false, killing: false });
         state.begun = true;
-        state.stop_grace = stop_grace;
+        // Whichever needs the longest time is asked in time, and so are the others.
+        let longest = state.containers.iter().map(|container| container.stop_grace).max();
+        state.stop_grace = longest.unwrap_or(stop_grace);
         let due = self.ask_at(&state).boot();
         drop(state);
         self.hurry(due);
-        ContainerGuard { entry: Arc::clone(self), gone: false }
+        ContainerGuard { entry: Arc::clone(self), id, gone: false }
     }
 
     /// A look at `now` that was due at `planned`: what is to be done, and when the next look is due.
@@ -266,7 +290,7 @@ impl Entry {
         let lost = state.stop == Some(StopReason::LeaseLost);
         let next = if lost { kill_at } else { kill_at.min(ask_at) };
         let by_force = now >= kill_at;
-        if !by_force && !state.orphaned {
+        if !by_force && !state.has_orphans() {
             return (todo, Some(next));
         }
         // What has not begun has nothing to be killed; its owner sees the lost lease and starts nothing.
@@ -280,11 +304,11 @@ impl Entry {
                 fence.kills.fetch_add(1, Ordering::Relaxed);
             }
         }
-        if !state.killing
-            && let Some(kill) = state.container.clone()
-        {
-            state.killing = true;
-            todo.kill = Some(kill);
+        for container in &mut state.containers {
+            if !container.killing && (by_force || container.orphaned) {
+                container.killing = true;
+                todo.kills.push((container.id, Arc::clone(&container.kill)));
+            }
         }
         let spared = state.spared_until.is_some_and(|until| now < until);
         if state.begun && !state.stuck && !spared && now >= kill_at.after(STUCK_AFTER) {

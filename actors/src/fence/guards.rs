@@ -117,6 +117,7 @@ impl Drop for Hold {
 #[derive(Debug)]
 pub struct ContainerGuard {
     pub(super) entry: Arc<Entry>,
+    pub(super) id: u64,
     pub(super) gone: bool,
 }
 
@@ -131,11 +132,13 @@ impl Drop for ContainerGuard {
     fn drop(&mut self) {
         let mut state = lock(&self.entry.state);
         if self.gone {
-            state.container = None;
+            state.container_is_gone(self.id);
             self.entry.after_change(state);
         } else {
             // Only the container: the task that waits for it hears of its actor's death by itself.
-            state.orphaned = true;
+            if let Some(container) = state.container(self.id) {
+                container.orphaned = true;
+            }
             drop(state);
             self.entry.hurry(BootInstant::now());
         }

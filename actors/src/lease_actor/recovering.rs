@@ -5,6 +5,7 @@
 //! | its claim was never renewed | nothing was started: given back, and no counter rises |
 //! | has no container | a loss is reported at once: there is nothing to clean up |
 //! | a RECIPE without a container | goes on elsewhere, and no counter rises |
+//! | a RECIPE with containers of tasks | each is cleaned up on its own node; then as one without |
 //! | may have a container | the immediate renewal, then the actor of its stored node: [`RecoverContainer`] |
 //!
 //! Until its container is followed on (adopted), a recovery is not stopped by a cancel: cleaning up is what a
@@ -14,6 +15,7 @@
 use std::{sync::Arc, time::Duration};
 
 use actix::{Actor, ActorFutureExt, AsyncContext, Context, WrapFuture};
+use futures_util::future::join_all;
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{LeaseActor, reporting::Told};
@@ -23,7 +25,7 @@ use crate::{
     jitter,
     leases::LeaseEnv,
     permits::{ActivePermit, Hands},
-    ports::{End, RuntimeStanding, Takeover},
+    ports::{End, Placement, RuntimeStanding, Takeover, TaskContainer},
     runtime_node_actor::{Adoption, Afterwards, RecoverContainer, Recovered},
     work::{LeaseContext, WorkOutcome},
 };
@@ -128,6 +130,7 @@ impl LeaseActor {
         let (told, afterwards) = match recovery.found.take()? {
             Recovered::Ended { outcome, afterwards } => (Told::End(self.end_of(outcome)), Some(afterwards)),
             Recovered::Lost { message, afterwards } => (Told::End(self.lost(message)), afterwards),
+            Recovered::CleanedUp => (Told::End(goes_on()), None),
             Recovered::NotStarted => (Told::End(given_back("not_started")), None),
             Recovered::NotNow { reason } => (self.put_off(&reason), None),
             Recovered::NoRoom => (Told::Postpone(jitter::about(PUT_OFF.0)), None),
@@ -146,7 +149,7 @@ impl LeaseActor {
             return None;
         }
         let takeover = &recovery.takeover;
-        if !takeover.started {
+        if !takeover.started && takeover.tasks.is_empty() {
             return Some(Told::End(given_back("never_started")));
         }
         if owns_a_container(takeover) {
@@ -158,13 +161,7 @@ impl LeaseActor {
             });
         }
         Some(Told::End(match takeover.grant.kind {
-            JobKind::Recipe => End::Reschedule {
-                route: None,
-                delay: Duration::ZERO,
-                payload: None,
-                wake: Vec::new(),
-                publish: None,
-            },
+            JobKind::Recipe => goes_on(),
             JobKind::Container | JobKind::Handler | JobKind::Heartbeat => {
                 self.lost("the worker that ran it let its lease expire".to_owned())
             }
@@ -204,7 +201,12 @@ impl LeaseActor {
 
 /// Whether something of it may exist on an engine.
 fn owns_a_container(takeover: &Takeover) -> bool {
-    takeover.started && takeover.grant.placement.is_some()
+    takeover.started && takeover.grant.placement.is_some() || !takeover.tasks.is_empty()
+}
+
+/// A recipe goes on from what it has recorded, by whoever serves its route.
+fn goes_on() -> End {
+    End::Reschedule { route: None, delay: Duration::ZERO, payload: None, wake: Vec::new(), publish: None }
 }
 
 fn given_back(reason: &'static str) -> End {
@@ -218,15 +220,47 @@ async fn recover(
     lease: LeaseContext,
     adopts: oneshot::Sender<Adoption>,
 ) -> Recovered {
-    let Some(placement) = &takeover.grant.placement else {
+    if !takeover.tasks.is_empty() {
+        return recover_tasks(env, &takeover, last_time, &lease).await;
+    }
+    let Some(placement) = takeover.grant.placement.clone() else {
         return Recovered::NotNow { reason: "it was placed on no node".to_owned() };
     };
+    let message = RecoverContainer { lease, takeover, task: None, last_time, adopts };
+    ask_node(env, &placement, message).await
+}
+
+/// Cleans up after every task that had a node. Only when nothing is left of any does the recipe go on.
+async fn recover_tasks(
+    env: &LeaseEnv,
+    takeover: &Arc<Takeover>,
+    last_time: bool,
+    lease: &LeaseContext,
+) -> Recovered {
+    let each = takeover.tasks.iter().map(|task: &TaskContainer| {
+        let message = RecoverContainer {
+            lease: lease.clone(),
+            takeover: Arc::clone(takeover),
+            task: Some(task.clone()),
+            last_time,
+            // The container of a task is never followed on.
+            adopts: oneshot::channel().0,
+        };
+        ask_node(env, &task.placement, message)
+    });
+    let mut found = join_all(each).await;
+    match found.iter().position(|found| !matches!(found, Recovered::CleanedUp)) {
+        Some(at) => found.swap_remove(at),
+        None => Recovered::CleanedUp,
+    }
+}
+
+async fn ask_node(env: &LeaseEnv, placement: &Placement, message: RecoverContainer) -> Recovered {
     let node = match env.nodes.actor_of(placement) {
         Ok(node) => node,
         Err(error) => return Recovered::NotNow { reason: error.to_string() },
     };
     let name = placement.node.clone();
-    let message = RecoverContainer { lease, takeover, last_time, adopts };
     match node.recover.send(message).await {
         Ok(recovered) => recovered,
         Err(error) => Recovered::NotNow {

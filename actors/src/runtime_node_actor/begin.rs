@@ -94,7 +94,13 @@ impl Run {
         let mut patience = Patience::of(self.lease.grant().lease);
         loop {
             self.may_act()?;
-            let answer = tokio::time::timeout(self.limits().store_call, self.lease.attach(node, id)).await;
+            let asked = async {
+                match &self.task {
+                    Some(task) => self.lease.attach_task(&task.key, node, id).await,
+                    None => self.lease.attach(node, id).await,
+                }
+            };
+            let answer = tokio::time::timeout(self.limits().store_call, asked).await;
             let trouble = match answer {
                 Ok(Ok(Attach::Attached)) => return Ok(()),
                 Ok(Ok(Attach::NotLive) | Err(LeaseCallError::Lost)) => return Err(Halt::Stop),

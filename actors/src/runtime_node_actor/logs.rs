@@ -16,7 +16,7 @@ use tokio::{
 
 use super::run::{FIRST_WAIT, LAST_WAIT, Run};
 use crate::{
-    domain::{ContainerId, ContainerSpec},
+    domain::{ContainerId, ContainerSpec, TaskKey},
     error::Applied,
     ports::{LogAppend, LogBatch, LogChunk, LogStream},
     work::{LeaseCallError, LeaseContext},
@@ -30,21 +30,28 @@ const PIECES: usize = 32;
 pub(super) struct Journal {
     lease: LeaseContext,
     store_call: Duration,
+    task: Option<TaskKey>,
     /// How many bytes of the remarks' stream are written.
     written: Mutex<u64>,
 }
 
 impl Journal {
     /// `written` bytes of it are stored already.
-    pub(super) fn new(lease: LeaseContext, store_call: Duration, written: u64) -> Self {
-        Self { lease, store_call, written: Mutex::new(written) }
+    pub(super) fn new(
+        lease: LeaseContext,
+        store_call: Duration,
+        written: u64,
+        task: Option<TaskKey>,
+    ) -> Self {
+        Self { lease, store_call, task, written: Mutex::new(written) }
     }
 
     /// Writes one line. A remark that the store does not take is only logged: the run goes on.
     pub(super) async fn remark(&self, text: &str) {
         let data = Bytes::from(format!("{text}\n"));
         let mut written = self.written.lock().await;
-        let batch = LogBatch { stream: LogStream::System, first_byte: *written, data: data.clone() };
+        let (task, stream) = (self.task.clone(), LogStream::System);
+        let batch = LogBatch { task, stream, first_byte: *written, data: data.clone() };
         let give_up = Instant::now() + self.store_call;
         let stored = append(&self.lease, self.store_call, &[batch], || Instant::now() >= give_up).await;
         if stored == Stored::Yes {
@@ -109,6 +116,8 @@ pub(super) struct LogPump<'a> {
     /// Bytes read of each stream, dropped ones included.
     taken: [u64; 2],
     pieces: Vec<Piece>,
+    /// The end of each stream that may be the beginning of something that is not to be shown.
+    held_back: [BytesMut; 2],
     /// When the first of the pieces was read.
     since: Option<Instant>,
     /// Bytes that may still be stored.
@@ -159,6 +168,7 @@ impl<'a> LogPump<'a> {
             id,
             taken: [run.stored.stdout, run.stored.stderr],
             pieces: Vec::new(),
+            held_back: [BytesMut::new(), BytesMut::new()],
             since: None,
             room,
             dropped: [0; 2],
@@ -191,6 +201,10 @@ impl<'a> LogPump<'a> {
                 }
             }
         };
+        self.let_go();
+        if let Some(task) = &self.run.task {
+            task.output_is_over(complete);
+        }
         if self.flush().await == Stored::Fenced {
             return;
         }
@@ -285,17 +299,42 @@ impl<'a> LogPump<'a> {
             return false;
         }
         self.progress = Instant::now();
-        let first_byte = self.taken[index];
+        let mut first_byte = self.taken[index];
         self.taken[index] += data.len() as u64;
+        if let Some(task) = &self.run.task {
+            task.hears(chunk.stream, &data);
+            let held = &mut self.held_back[index];
+            first_byte -= held.len() as u64;
+            held.extend_from_slice(&data);
+            let shown = task.redact(held);
+            data = held.split_to(shown).freeze();
+        }
+        self.account(chunk.stream, first_byte, &data);
+        let waiting: usize = self.pieces.iter().map(|piece| piece.data.len()).sum();
+        let old = self.since.is_some_and(|since| since.elapsed() >= self.run.limits().batch_age);
+        waiting >= self.run.limits().batch_bytes || old
+    }
+
+    /// What was held back turned out to be nothing special.
+    fn let_go(&mut self) {
+        for (index, stream) in [LogStream::Stdout, LogStream::Stderr].into_iter().enumerate() {
+            let data = std::mem::take(&mut self.held_back[index]);
+            if !data.is_empty() {
+                let first_byte = self.taken[index] - data.len() as u64;
+                self.account(stream, first_byte, &data);
+            }
+        }
+    }
+
+    /// Keeps what there is room for.
+    fn account(&mut self, stream: LogStream, first_byte: u64, data: &[u8]) {
+        let index = usize::from(stream == LogStream::Stderr);
         let kept = usize::try_from(self.room).unwrap_or(usize::MAX).min(data.len());
         self.room -= kept as u64;
         self.dropped[index] += (data.len() - kept) as u64;
         if kept > 0 && self.storing {
-            self.keep(chunk.stream, first_byte, &data[..kept]);
+            self.keep(stream, first_byte, &data[..kept]);
         }
-        let waiting: usize = self.pieces.iter().map(|piece| piece.data.len()).sum();
-        let old = self.since.is_some_and(|since| since.elapsed() >= self.run.limits().batch_age);
-        waiting >= self.run.limits().batch_bytes || old
     }
 
     fn keep(&mut self, stream: LogStream, first_byte: u64, data: &[u8]) {
@@ -312,9 +351,11 @@ impl<'a> LogPump<'a> {
     /// Stores what was read. While this waits nothing is read: that is the back-pressure.
     async fn flush(&mut self) -> Stored {
         self.since = None;
+        let task = self.run.task.as_ref().map(|task| &task.key);
         let batches: Vec<LogBatch> = std::mem::take(&mut self.pieces)
             .into_iter()
             .map(|piece| LogBatch {
+                task: task.cloned(),
                 stream: piece.stream,
                 first_byte: piece.first_byte,
                 data: piece.data.freeze(),

@@ -10,6 +10,7 @@
 //! | stop | `stop` | marked before it is asked; killed where the mark or the time is missing |
 //! | whose exit | [`exit`] | a pure table |
 //! | removal | `tidy` | bounded; what is left over is said |
+//! | a recipe's task | [`task`] | the same run, for a container that a task of a recipe asks for |
 //! | recovery | [`recover`] | a lease was taken over: what has become of its container, and what is done with it |
 //!
 //! Each run is a task of its own and answers by the message's response; the actor's mailbox is never held up,
@@ -25,6 +26,7 @@ pub mod plan;
 pub mod recover;
 mod run;
 mod stop;
+pub mod task;
 #[cfg(test)]
 mod tests;
 mod tidy;

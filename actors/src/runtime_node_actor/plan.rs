@@ -3,9 +3,12 @@
 use uuid::Uuid;
 
 use crate::{
-    domain::{Epoch, InvalidDefinition, JobDefinition, NodeId},
+    domain::{ContainerSpec, Epoch, InvalidDefinition, JobDefinition, NodeId, TaskKey},
     ports::{ContainerPlan, Grant},
 };
+
+/// How many characters of a task's key its container's name has.
+const KEY_IN_NAME: usize = 16;
 
 /// The container of a grant on a node.
 ///
@@ -31,10 +34,32 @@ pub fn plan_of_claim(
     };
     Ok(ContainerPlan {
         name: container_name(fleet, grant, claim),
-        labels: labels(fleet, node, grant, claim),
+        labels: labels(fleet, node, grant, claim, None),
         env: environment(grant, claim),
         spec,
     })
+}
+
+/// The container of one task of a recipe, under the claim with this epoch. `env` is what its program is told beside what
+/// every program is told.
+#[must_use]
+pub fn plan_of_task(
+    fleet: Uuid,
+    node: &NodeId,
+    grant: &Grant,
+    claim: Epoch,
+    (task, path): (&TaskKey, &str),
+    spec: ContainerSpec,
+    env: Vec<(String, String)>,
+) -> ContainerPlan {
+    let key: String = task.as_str().chars().take(KEY_IN_NAME).collect();
+    let mut labels = labels(fleet, node, grant, claim, Some(task));
+    // For people.
+    labels.push(("leasehold.path".to_owned(), path.to_owned()));
+    let mut told = environment(grant, claim);
+    told.retain(|(name, _)| env.iter().all(|(other, _)| other != name));
+    told.extend(env);
+    ContainerPlan { name: format!("{}-{key}", container_name(fleet, grant, claim)), labels, env: told, spec }
 }
 
 /// One name for each claim: a next attempt has another epoch, so it never meets the old one.
@@ -44,15 +69,21 @@ fn container_name(fleet: Uuid, grant: &Grant, claim: Epoch) -> String {
 }
 
 /// What a container is found by, and told from foreign ones.
-fn labels(fleet: Uuid, node: &NodeId, grant: &Grant, claim: Epoch) -> Vec<(String, String)> {
+fn labels(
+    fleet: Uuid,
+    node: &NodeId,
+    grant: &Grant,
+    claim: Epoch,
+    task: Option<&TaskKey>,
+) -> Vec<(String, String)> {
     [
         ("leasehold.fleet", fleet.to_string()),
         ("leasehold.job", grant.authority.job.to_string()),
         ("leasehold.epoch", claim.to_string()),
         ("leasehold.namespace", grant.authority.owner.namespace.to_string()),
         ("leasehold.node", node.to_string()),
-        // The path of a recipe's task; a CONTAINER job has none.
-        ("leasehold.task", String::new()),
+        // The key of a recipe's task; a CONTAINER job has none.
+        ("leasehold.task", task.map(ToString::to_string).unwrap_or_default()),
     ]
     .into_iter()
     .map(|(key, value)| (key.to_owned(), value))
@@ -108,6 +139,33 @@ mod tests {
         let claim = grant.authority.epoch;
         grant.authority.epoch = Epoch(claim.0 + 1);
         assert_eq!(plan_of_claim(FLEET, &node, &grant, claim).expect("a container"), claimed);
+    }
+
+    #[test]
+    fn each_task_of_a_recipe_has_a_container_of_its_own() {
+        let node = NodeId::new("n-1").expect("a plain name");
+        let key = |text: &str| TaskKey::new(text).expect("a plain key");
+        let (one, two) = (key("0123456789abcdef0123"), key("fedcba98765432100123"));
+        let planned = |task: &TaskKey, claim| {
+            let env = vec![("LEASEHOLD_ATTEMPT".to_owned(), "7".to_owned())];
+            plan_of_task(
+                FLEET,
+                &node,
+                &grant(),
+                Epoch(claim),
+                (task, "build/one"),
+                ContainerSpec::default(),
+                env,
+            )
+        };
+        let plan = planned(&one, 3);
+        assert!(plan.name.ends_with("-3-0123456789abcdef"), "{}", plan.name);
+        assert_ne!(plan.name, planned(&two, 3).name);
+        assert_ne!(plan.name, planned(&one, 4).name);
+        assert!(plan.labels.contains(&("leasehold.task".to_owned(), one.to_string())));
+        assert!(plan.labels.contains(&("leasehold.path".to_owned(), "build/one".to_owned())));
+        let attempts: Vec<_> = plan.env.iter().filter(|(name, _)| name == "LEASEHOLD_ATTEMPT").collect();
+        assert_eq!(attempts, [&("LEASEHOLD_ATTEMPT".to_owned(), "7".to_owned())]);
     }
 
     #[test]

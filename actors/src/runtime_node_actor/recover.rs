@@ -31,13 +31,15 @@ use super::{
     logs::{Journal, LogPump},
     plan,
     run::{FIRST_WAIT, LAST_WAIT, Patience, Run, is_passing},
+    task::OfTask,
     watch::is_over,
 };
 use crate::{
-    domain::{ContainerId, Epoch, Failure, FailureKind, OnOrphan},
+    domain::{ContainerId, ContainerSpec, Epoch, Failure, FailureKind, OnOrphan},
     error::{EngineError, EngineErrorKind},
     ports::{
         ContainerEngine, ContainerState, ContainerStatus, LogOffsets, RuntimeStanding, StoredLogs, Takeover,
+        TaskContainer,
     },
     work::{LeaseCallError, LeaseContext, WorkOutcome},
 };
@@ -63,6 +65,9 @@ pub struct RecoverContainer {
     pub lease: LeaseContext,
     /// What was taken over.
     pub takeover: Arc<Takeover>,
+    /// RECIPE: the task whose container this is about. It is stopped, if need be, and removed, whatever is found: the
+    /// answer is [`Recovered::CleanedUp`], and the task runs anew.
+    pub task: Option<TaskContainer>,
     /// The recovery is put off no more: what the engine does not do now is given up.
     pub last_time: bool,
     /// Asked when the container could be followed on instead of being stopped.
@@ -95,6 +100,8 @@ pub enum Recovered {
         /// To be done once that is reported.
         afterwards: Option<Afterwards>,
     },
+    /// Nothing of a task is left: it can run anew.
+    CleanedUp,
     /// It was never started, and is gone.
     NotStarted,
     /// It cannot be recovered now.
@@ -148,13 +155,25 @@ enum Next {
 struct Recovery {
     run: Arc<Run>,
     takeover: Arc<Takeover>,
+    /// The container that was attached.
+    container: Option<ContainerId>,
+    runtime: RuntimeStanding,
+    /// The epoch that it carries.
+    claim: Epoch,
 }
 
 /// Recovers a container.
 pub(super) async fn recover(node: Arc<Node>, message: RecoverContainer) -> Recovered {
-    let RecoverContainer { lease, takeover, last_time, adopts } = message;
+    let RecoverContainer { lease, takeover, task, last_time, adopts } = message;
     let (fleet, at) = (node.settings.fleet, &node.placement.node);
-    let plan = match plan::plan_of_claim(fleet, at, &takeover.grant, takeover.claim_epoch) {
+    let planned = match &task {
+        Some(task) => {
+            let (named, spec) = ((&task.task, task.path.as_str()), ContainerSpec::default());
+            Ok(plan::plan_of_task(fleet, at, &takeover.grant, task.epoch, named, spec, Vec::new()))
+        }
+        None => plan::plan_of_claim(fleet, at, &takeover.grant, takeover.claim_epoch),
+    };
+    let plan = match planned {
         Ok(plan) => plan,
         // Then none was ever created.
         Err(error) => {
@@ -165,13 +184,23 @@ pub(super) async fn recover(node: Arc<Node>, message: RecoverContainer) -> Recov
     };
     let switch = KillSwitch::new(&node, &plan);
     let stored = LogOffsets::default();
-    let journal = Journal::new(lease.clone(), node.settings.limits.store_call, 0);
-    let run = Run { node, lease: lease.clone(), plan, switch, journal, stored };
-    let recovery = Recovery { run: Arc::new(run), takeover };
+    let key = task.as_ref().map(|task| task.task.clone());
+    let journal = Journal::new(lease.clone(), node.settings.limits.store_call, 0, key.clone());
+    let of_task = key.map(OfTask::left_over);
+    let run = Run { node, lease: lease.clone(), plan, switch, journal, stored, task: of_task };
+    let (container, runtime, claim) = match &task {
+        Some(task) => (task.container.clone(), task.runtime, task.epoch),
+        None => (takeover.container.clone(), takeover.runtime, takeover.claim_epoch),
+    };
+    let recovery = Recovery { run: Arc::new(run), takeover, container, runtime, claim };
     let next = tokio::select! {
         biased;
         _ = lease.stopped() => Ok(Next::Done(Recovered::Stopped)),
         next = recovery.clean_up(last_time) => next,
+    };
+    let next = match (next, &task) {
+        (Ok(Next::Done(found)), Some(task)) => recovery.without_a_trace(task, found).await,
+        (next, _) => next,
     };
     match next {
         Ok(Next::Done(recovered)) => recovered,
@@ -183,8 +212,23 @@ pub(super) async fn recover(node: Arc<Node>, message: RecoverContainer) -> Recov
 }
 
 impl Recovery {
+    /// The container of a task is removed at once: nothing of it is reported, and its task runs anew.
+    async fn without_a_trace(&self, task: &TaskContainer, found: Recovered) -> Result<Next, Trouble> {
+        let left = match found {
+            Recovered::Stopped | Recovered::NotNow { .. } => return Ok(Next::Done(found)),
+            Recovered::Ended { .. } | Recovered::Lost { afterwards: Some(_), .. } => self.container.as_ref(),
+            _ => None,
+        };
+        if let Some(id) = left {
+            self.remove(id).await?;
+        }
+        tracing::info!(job = %self.takeover.grant.authority.job, path = task.path, found = ?found,
+            "nothing is left of a task of a lost lease");
+        Ok(Next::Done(Recovered::CleanedUp))
+    }
+
     async fn clean_up(&self, last_time: bool) -> Result<Next, Trouble> {
-        if self.takeover.runtime == RuntimeStanding::Unavailable {
+        if self.runtime == RuntimeStanding::Unavailable {
             return self.last_attempt().await;
         }
         match self.clean_up_by_the_table().await {
@@ -198,7 +242,7 @@ impl Recovery {
 
     async fn clean_up_by_the_table(&self) -> Result<Next, Trouble> {
         self.check_engine().await?;
-        match &self.takeover.container {
+        match &self.container {
             None => self.clean_up_unattached().await,
             Some(id) => match self.look(id).await? {
                 Some(status) => self.clean_up_attached(status).await,
@@ -304,7 +348,9 @@ impl Recovery {
             let lease = self.takeover.grant.lease;
             // One whose stop was begun before, and broke off, has had its time or a part of it; and a lease past a
             // deadline of its job is not extended for ever.
-            let grace = if unmarked { self.run.stop_grace() } else { self.run.stop_grace().min(lease / 2) };
+            // What a task's own grace is, its recipe knows.
+            let whole = unmarked && self.run.task.is_none();
+            let grace = if whole { self.run.stop_grace() } else { self.run.stop_grace().min(lease / 2) };
             let stopped = self.run.call("stop", grace + CALL, self.engine().stop(id, grace)).await;
             if let Err(error) = stopped {
                 tracing::warn!(container = %name, %error, "not stopped, so it is killed");
@@ -371,6 +417,12 @@ impl Recovery {
     /// Stores what is not stored yet of the output of a container that has ended.
     async fn collect(&self, id: &ContainerId, remark: Option<&str>) -> Result<(), Trouble> {
         let run = self.going_on().await?;
+        if run.task.is_some() {
+            // What must not be shown of it was known to the worker that ran it, and is not known here.
+            let words = "the worker that ran this task was lost; what it printed since then is not stored";
+            run.journal.remark(words).await;
+            return self.may_act();
+        }
         let (_over, over) = watch::channel(true);
         LogPump::new(&run, id, over).run().await;
         if let Some(remark) = remark {
@@ -384,9 +436,11 @@ impl Recovery {
     async fn going_on(&self) -> Result<Arc<Run>, Trouble> {
         let stored = self.stored().await?;
         let (node, lease) = (Arc::clone(&self.run.node), self.run.lease.clone());
-        let journal = Journal::new(lease.clone(), self.run.limits().store_call, stored.system);
+        let task = self.run.task.clone();
+        let key = task.as_ref().map(|task| task.key.clone());
+        let journal = Journal::new(lease.clone(), self.run.limits().store_call, stored.system, key);
         let (plan, switch) = (self.run.plan.clone(), Arc::clone(&self.run.switch));
-        Ok(Arc::new(Run { node, lease, plan, switch, journal, stored }))
+        Ok(Arc::new(Run { node, lease, plan, switch, journal, stored, task }))
     }
 
     /// Asked under the new lease: nothing of an older one is stored any more.
@@ -394,7 +448,8 @@ impl Recovery {
         let mut pause = FIRST_WAIT;
         loop {
             self.may_act()?;
-            match timeout(self.run.limits().store_call, self.run.lease.log_offsets()).await {
+            let key = self.run.task.as_ref().map(|task| &task.key);
+            match timeout(self.run.limits().store_call, self.run.lease.log_offsets(key)).await {
                 Ok(Ok(StoredLogs::Offsets(stored))) => return Ok(stored),
                 Ok(Ok(StoredLogs::NotLive) | Err(LeaseCallError::Lost)) => return Err(Trouble::Stop),
                 Ok(Err(LeaseCallError::Store(error))) => tracing::debug!(%error, "what output is stored?"),
@@ -412,7 +467,7 @@ impl Recovery {
         self.may_act()?;
         let attempt = async {
             self.check_engine().await?;
-            let found = match &self.takeover.container {
+            let found = match &self.container {
                 Some(id) => vec![id.clone()],
                 None => self.labelled().await?,
             };
@@ -487,14 +542,18 @@ impl Recovery {
         let ours = found.into_iter().filter(|status| {
             let epoch = status.labels.iter().find(|(key, _)| key == "leasehold.epoch");
             let epoch = epoch.and_then(|(_, value)| value.parse().ok()).map(Epoch);
-            epoch.is_some_and(|epoch| epoch <= self.takeover.claim_epoch)
+            epoch.is_some_and(|epoch| epoch <= self.claim)
         });
         Ok(ours.map(|status| status.id).collect())
     }
 
     fn labels_of_the_job(&self) -> Vec<(String, String)> {
-        let of_the_job =
-            |key: &str| matches!(key, "leasehold.fleet" | "leasehold.namespace" | "leasehold.job");
+        // A CONTAINER job has one container, and so has each task of a recipe.
+        let of_a_task = self.run.task.is_some();
+        let of_the_job = |key: &str| {
+            matches!(key, "leasehold.fleet" | "leasehold.namespace" | "leasehold.job")
+                || of_a_task && key == "leasehold.task"
+        };
         self.run.plan.labels.iter().filter(|(key, _)| of_the_job(key)).cloned().collect()
     }
 }

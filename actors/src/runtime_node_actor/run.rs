@@ -13,6 +13,7 @@ use super::{
     guard::KillSwitch,
     logs::{Journal, LogPump},
     plan,
+    task::OfTask,
 };
 use crate::{
     domain::{ContainerId, Failure, FailureKind, OnOrphan},
@@ -35,6 +36,8 @@ pub(super) struct Run {
     pub(super) journal: Journal,
     /// How much of its output an earlier holder of the job has stored.
     pub(super) stored: LogOffsets,
+    /// It is that of a recipe's task.
+    pub(super) task: Option<Arc<OfTask>>,
 }
 
 /// Why a run goes no further before its container runs.
@@ -66,7 +69,7 @@ impl Halt {
         Self::Fail(Failure::new(kind, code, message))
     }
 
-    fn outcome(self) -> WorkOutcome {
+    pub(super) fn outcome(self) -> WorkOutcome {
         match self {
             Self::Stop => WorkOutcome::Stopped,
             Self::Fail(failure) => WorkOutcome::Failed(failure),
@@ -87,12 +90,12 @@ pub(super) async fn run(node: Arc<Node>, lease: LeaseContext) -> WorkOutcome {
     };
     let switch = KillSwitch::new(&node, &plan);
     let stored = LogOffsets::default();
-    let journal = Journal::new(lease.clone(), node.settings.limits.store_call, stored.system);
-    Arc::new(Run { node, lease, plan, switch, journal, stored }).to_its_end().await
+    let journal = Journal::new(lease.clone(), node.settings.limits.store_call, stored.system, None);
+    Arc::new(Run { node, lease, plan, switch, journal, stored, task: None }).to_its_end().await
 }
 
 impl Run {
-    async fn to_its_end(self: Arc<Self>) -> WorkOutcome {
+    pub(super) async fn to_its_end(self: Arc<Self>) -> WorkOutcome {
         if let Err(halt) = self.prepare().await {
             return halt.outcome();
         }

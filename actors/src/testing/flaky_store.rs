@@ -11,12 +11,12 @@ use async_trait::async_trait;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
-    domain::{CommandId, ContainerId, Namespace, NodeId},
+    domain::{CommandId, ContainerId, Namespace, NodeId, TaskKey},
     error::{Applied, StoreError, StoreErrorKind},
     ports::{
         Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
         LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
-        StoredLogs,
+        StoredLogs, TaskPlace, TaskPlaced, TaskUnplaced,
     },
 };
 
@@ -33,6 +33,12 @@ pub enum Operation {
     Renew,
     /// [`LeaseStore::attach`]
     Attach,
+    /// [`LeaseStore::place_task`]
+    PlaceTask,
+    /// [`LeaseStore::attach_task`]
+    AttachTask,
+    /// [`LeaseStore::unplace_task`]
+    UnplaceTask,
     /// [`LeaseStore::append_logs`]
     AppendLogs,
     /// [`LeaseStore::log_offsets`]
@@ -232,6 +238,9 @@ impl Operation {
             Self::Claim | Self::ClaimListed => "claim",
             Self::Renew => "renew",
             Self::Attach => "attach",
+            Self::PlaceTask => "place_task",
+            Self::AttachTask => "attach_task",
+            Self::UnplaceTask => "unplace_task",
             Self::AppendLogs => "append_logs",
             Self::LogOffsets => "log_offsets",
             Self::ReportProgress => "report_progress",
@@ -270,6 +279,24 @@ impl LeaseStore for FlakyStore {
         self.through(Operation::Attach, self.inner.attach(authority, node, container)).await
     }
 
+    async fn place_task(&self, authority: &Authority, place: &TaskPlace) -> Result<TaskPlaced, StoreError> {
+        self.through(Operation::PlaceTask, self.inner.place_task(authority, place)).await
+    }
+
+    async fn attach_task(
+        &self,
+        authority: &Authority,
+        task: &TaskKey,
+        node: &NodeId,
+        container: &ContainerId,
+    ) -> Result<Attach, StoreError> {
+        self.through(Operation::AttachTask, self.inner.attach_task(authority, task, node, container)).await
+    }
+
+    async fn unplace_task(&self, authority: &Authority, task: &TaskKey) -> Result<TaskUnplaced, StoreError> {
+        self.through(Operation::UnplaceTask, self.inner.unplace_task(authority, task)).await
+    }
+
     async fn append_logs(
         &self,
         authority: &Authority,
@@ -278,8 +305,12 @@ impl LeaseStore for FlakyStore {
         self.through(Operation::AppendLogs, self.inner.append_logs(authority, batches)).await
     }
 
-    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError> {
-        self.through(Operation::LogOffsets, self.inner.log_offsets(authority)).await
+    async fn log_offsets(
+        &self,
+        authority: &Authority,
+        task: Option<&TaskKey>,
+    ) -> Result<StoredLogs, StoreError> {
+        self.through(Operation::LogOffsets, self.inner.log_offsets(authority, task)).await
     }
 
     async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError> {

@@ -94,6 +94,15 @@ pub struct TestNode {
 }
 
 impl TestNode {
+    /// The operating system of every test node, as its engine names it.
+    pub const OS: &'static str = "linux";
+    /// The architecture of every test node, as its engine names it.
+    pub const ARCHITECTURE: &'static str = "x86_64";
+    /// The processors of every test node, in thousandths of a core.
+    pub const CPU_MILLIS: i64 = 2000;
+    /// The memory of every test node.
+    pub const MEMORY_BYTES: i64 = 1 << 30;
+
     /// A node with this many slots.
     ///
     /// # Panics

@@ -10,7 +10,12 @@ from (
     from (
         select l.namespace, l.job_id, l.kind, l.node_id, l.container_id,
                case when l.container_id is null then 0 else count(*) over (partition by l.node_engine_id, l.container_id) end as holders
-        from leasehold.leases l
+        from (
+            select l.namespace, l.job_id, l.kind, l.node_id, l.node_engine_id, l.container_id from leasehold.leases l
+            union all
+            select t.namespace, t.job_id, 'RECIPE', t.node_id, t.node_engine_id, t.container_id
+            from leasehold.task_containers t
+        ) l
     ) c
 ) f
 where f.detail is not null

@@ -103,7 +103,10 @@ with asked as (
     from told t where t.how in ('retrying', 'released')
 ), node_slots as (
     delete from leasehold.node_slots s
-    where s.job_id = any (array(select h.job_id from held h where h.node_id is not null))
+    where s.job_id = any (array(select h.job_id from held h where h.node_id is not null or h.kind = 'RECIPE'))
+), task_containers as (
+    delete from leasehold.task_containers t
+    where t.job_id = any (array(select h.job_id from held h where h.kind = 'RECIPE'))
 ), workflow_slots as (
     delete from leasehold.workflow_slots s
     where s.job_id = any (array(select h.job_id from held h where h.overlap_limit is not null))

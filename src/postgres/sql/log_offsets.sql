@@ -1,6 +1,6 @@
 -- log_offsets.sql: how much output of a job's latest claim is stored, told to the holder of the live lease only: nobody
 -- else stores any more.
--- $1 job   $2 token   $3 namespace   $4 worker   $5 process
+-- $1 job   $2 token   $3 namespace   $4 worker   $5 process   $6 task, or empty
 with held as materialized (
     select l.job_id, l.claim_epoch
     from (select $1::bigint as job_id) a
@@ -16,7 +16,7 @@ cross join lateral (
     from (
         select k.stream,
                (select o.first_byte + octet_length(o.data) from leasehold.job_logs o
-                where o.job_id = h.job_id and o.task = '' and o.epoch = h.claim_epoch and o.stream = k.stream
+                where o.job_id = h.job_id and o.task = $6 and o.epoch = h.claim_epoch and o.stream = k.stream
                 order by o.first_byte desc limit 1) as ends
         from unnest('{1,2,3}'::smallint[]) as k (stream)
     ) s

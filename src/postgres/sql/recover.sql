@@ -70,7 +70,22 @@ select t.job_id, ($7::uuid[])[t.n::integer] as token, t.new_epoch as epoch, t.ki
        t.claim_renewed, t.cancel_requested_at is not null as cancel_requested,
        (extract(epoch from t.now - t.cleanup_pending_since) * 1000000)::bigint as cleanup_pending_us,
        -- A run deadline is the timeout and one lease.
-       (extract(epoch from t.run_deadline - $4 * interval '1 millisecond' - t.now) * 1000000)::bigint as timeout_left_us
+       (extract(epoch from t.run_deadline - $4 * interval '1 millisecond' - t.now) * 1000000)::bigint as timeout_left_us,
+       k.tasks
 from taken t
+cross join lateral (
+    -- RECIPE: the tasks that have a node. One that is only silent for now is asked all the same: its engine may answer.
+    select json_agg(json_build_object(
+               'task', c.task, 'path', c.path, 'epoch', c.epoch, 'node', c.node_id, 'incarnation', c.node_incarnation,
+               'endpoint', c.node_endpoint, 'engine', c.node_engine_id, 'container', c.container_id,
+               'lost', case when n.node_id is null then true
+                            when n.engine_id is distinct from c.node_engine_id then
+                                n.incarnated_at + n.lost_after_ms * interval '1 millisecond' <= clock_timestamp()
+                            else least(n.unhealthy_since, n.heartbeat_at) + n.lost_after_ms * interval '1 millisecond'
+                                 <= clock_timestamp() end) order by c.task)::text as tasks
+    from leasehold.task_containers c
+    left join leasehold.nodes n on n.namespace = c.namespace and n.node_id = c.node_id
+    where c.job_id = t.job_id and t.kind = 'RECIPE'
+) k
 cross join lateral (select j.* from leasehold.jobs j where j.job_id = t.job_id limit 1) j
 order by t.n

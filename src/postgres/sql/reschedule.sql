@@ -117,6 +117,9 @@ with held as materialized (
     from decided d where d.how = 'rescheduled'
 ), node_slots as (
     delete from leasehold.node_slots s where s.job_id = any (array(select d.job_id from decided d))
+), task_containers as (
+    delete from leasehold.task_containers t
+    where t.job_id = any (array(select d.job_id from decided d where d.kind = 'RECIPE'))
 ), workflow_slots as (
     delete from leasehold.workflow_slots s where s.job_id = any (array(select d.job_id from decided d))
 ), woken as (

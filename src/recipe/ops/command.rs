@@ -18,9 +18,6 @@ use crate::{
     recipe::op::{Op, Task, TaskError},
 };
 
-/// Of what a failing program said on standard error, the end of at most this many bytes is shown.
-const SHOWN: usize = 2048;
-
 /// Starts programs.
 #[derive(Debug)]
 pub(super) struct CommandOp {
@@ -100,7 +97,7 @@ impl CommandOp {
             let is_json = serde_json::from_str::<&serde_json::value::RawValue>(line).is_ok();
             return bounded(if is_json { line } else { "null" }, &self.secrets);
         }
-        let said = self.said(&exited);
+        let said = super::last_words(&self.secrets, &exited.errors, &exited.last_line.text);
         let said = if said.is_empty() { String::new() } else { format!(": {said}") };
         match (exited.status.code(), exited.status.signal()) {
             (Some(code), _) => {
@@ -124,23 +121,6 @@ impl CommandOp {
                 Err(error)
             }
         }
-    }
-
-    /// The end of standard error; without any, the last line of standard output. Masked before it is cut, so that no
-    /// half of a secret is left.
-    fn said(&self, exited: &Exited) -> String {
-        let bytes = if exited.errors.iter().all(u8::is_ascii_whitespace) {
-            &exited.last_line.text[..exited.last_line.text.len().min(16 * 1024)]
-        } else {
-            &exited.errors
-        };
-        let text = String::from_utf8_lossy(bytes);
-        let text = self.secrets.mask(text.trim());
-        let mut from = text.len().saturating_sub(SHOWN);
-        while !text.is_char_boundary(from) {
-            from += 1;
-        }
-        text[from..].to_owned()
     }
 }
 

@@ -1,6 +1,7 @@
-//! The ops that every worker can have: `command` and `http`. What they take and give: `docs/recipes.md`.
+//! The ops that every worker can have: `command`, `container` and `http`. What they take and give: `docs/recipes.md`.
 
 mod command;
+mod container;
 mod http;
 mod process;
 pub mod secrets;
@@ -9,10 +10,10 @@ mod tests;
 
 use std::{sync::Arc, time::Duration};
 
-use leasehold_actors::{domain::Failure, ports::recipe::JsonText};
+use leasehold_actors::{domain::Failure, ports::recipe::JsonText, runtime_node_actor::task::TaskNodes};
 use serde::Deserialize;
 
-use self::{command::CommandOp, http::HttpOp, secrets::Secrets};
+use self::{command::CommandOp, container::ContainerOp, http::HttpOp, secrets::Secrets};
 use super::op::{Ops, Task, TaskError};
 use crate::{
     config::WorkerSettings,
@@ -22,9 +23,13 @@ use crate::{
 
 /// The op that runs a program.
 pub const COMMAND: &str = "command";
+/// The op that runs a container on a runtime node.
+pub const CONTAINER: &str = "container";
 /// The op that makes a request.
 pub const HTTP: &str = "http";
 
+/// Of what a failing program said on standard error, the end of at most this many bytes is shown.
+const SHOWN: usize = 2048;
 /// The most bytes of an output.
 const OUTPUT_LIMIT: usize = 1024 * 1024;
 /// The longest that an op itself waits. A node's `timeout` may be longer, and can be in other units.
@@ -42,6 +47,13 @@ pub fn built_in(settings: &WorkerSettings, secrets: &Arc<Secrets>) -> Result<Ops
         ops.register(COMMAND, CommandOp { secrets: Arc::clone(secrets) }).expect("it is a good name");
     }
     Ok(ops)
+}
+
+/// These ops, and `container`, which runs containers through `nodes`.
+#[must_use]
+pub fn with_containers(mut ops: Ops, nodes: Arc<TaskNodes>, secrets: &Arc<Secrets>) -> Ops {
+    ops.register(CONTAINER, ContainerOp { nodes, secrets: Arc::clone(secrets) }).expect("it is a good name");
+    ops
 }
 
 /// The input. What does not fit is told with its place and in words that show no secret.
@@ -64,6 +76,23 @@ fn duration(text: &str) -> Result<Duration, TaskError> {
 fn failed(failure: Failure) -> TaskError {
     let Failure { kind, code, message, exit_code } = failure;
     TaskError { kind, code, message, exit_code }
+}
+
+/// The end of what a failing program said on standard error; without any, its last line on standard output. Masked
+/// before it is cut, so that no half of a secret is left.
+fn last_words(secrets: &Secrets, errors: &[u8], last_line: &[u8]) -> String {
+    let bytes = if errors.iter().all(u8::is_ascii_whitespace) {
+        &last_line[..last_line.len().min(16 * 1024)]
+    } else {
+        errors
+    };
+    let text = String::from_utf8_lossy(bytes);
+    let text = secrets.mask(text.trim());
+    let mut from = text.len().saturating_sub(SHOWN);
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    text[from..].to_owned()
 }
 
 /// An error as it may leave the worker.

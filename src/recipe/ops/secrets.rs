@@ -4,7 +4,9 @@
 //! Masked is the value itself, each line of 8 bytes or more of a value of several lines, and either as part of a JSON
 //! string. What an op *derives* from a value (a hash, base64) is not known here and is not masked.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt, path::Path};
+use std::{borrow::Cow, collections::BTreeMap, fmt, path::Path, sync::Arc};
+
+use leasehold_actors::runtime_node_actor::task::Redact;
 
 /// What stands in the place of a value.
 const MASK: &str = "***";
@@ -122,6 +124,24 @@ impl Secrets {
         shown
     }
 
+    /// Blots values out of a program's output, which comes in pieces, without changing its length. None without secrets.
+    pub(crate) fn redact(&self) -> Option<Redact> {
+        let mut patterns: Vec<Vec<u8>> = Vec::new();
+        for pattern in &self.patterns {
+            patterns.push(pattern.as_bytes().to_vec());
+            let quoted = serde_json::Value::from(pattern.as_str()).to_string();
+            let escaped = &quoted[1..quoted.len() - 1];
+            if escaped != pattern {
+                patterns.push(escaped.as_bytes().to_vec());
+            }
+        }
+        patterns.sort_by_key(|pattern| std::cmp::Reverse(pattern.len()));
+        if patterns.is_empty() {
+            return None;
+        }
+        Some(Arc::new(move |data: &mut [u8]| blot(&patterns, data)))
+    }
+
     /// JSON text with every value masked that stands in a string or is a number; all other bytes stay as they are.
     #[must_use]
     pub fn mask_json<'t>(&self, json: &'t str) -> Cow<'t, str> {
@@ -151,6 +171,28 @@ impl Secrets {
         }
         if changed { Cow::Owned(out) } else { Cow::Borrowed(json) }
     }
+}
+
+/// Puts stars over every pattern, and tells how many bytes come before what may be the beginning of one.
+fn blot(patterns: &[Vec<u8>], data: &mut [u8]) -> usize {
+    let mut unfinished = 0;
+    for pattern in patterns {
+        let mut at = 0;
+        while at + pattern.len() <= data.len() {
+            if data[at..].starts_with(pattern) {
+                data[at..at + pattern.len()].fill(b'*');
+                at += pattern.len();
+            } else {
+                at += 1;
+            }
+        }
+    }
+    for pattern in patterns {
+        let longest = (pattern.len() - 1).min(data.len());
+        let begun = (unfinished + 1..=longest).rev().find(|length| data.ends_with(&pattern[..*length]));
+        unfinished = begun.unwrap_or(unfinished);
+    }
+    data.len() - unfinished
 }
 
 /// How many bytes the first token of JSON text has: a string, a number, or a run of anything else.
@@ -228,6 +270,29 @@ mod tests {
         for broken in ["\"abc", "\"abc\\", "{", "\"é"] {
             assert_eq!(secrets.mask_json(broken), broken);
         }
+    }
+
+    /// However the output is cut into pieces, no piece that is let go shows a value or a part of one, and every byte
+    /// keeps its place.
+    #[test]
+    fn values_are_blotted_out_of_output_that_comes_in_pieces() {
+        let secrets = secrets(&[("A", "hunter2-hunter2"), ("B", "pass\"word")]);
+        let redact = secrets.redact().expect("there are secrets");
+        let text = "a hunter2-hunter2 b {\"k\":\"pass\\\"word\"} pass\"word hunter2-hunt";
+        let blotted = "a *************** b {\"k\":\"**********\"} ********* hunter2-hunt";
+        for size in 1..text.len() {
+            let (mut held, mut shown) = (Vec::new(), Vec::new());
+            for piece in text.as_bytes().chunks(size) {
+                held.extend_from_slice(piece);
+                let safe = redact(&mut held);
+                shown.extend(held.drain(..safe));
+                let so_far = String::from_utf8_lossy(&shown);
+                assert!(!so_far.contains("hunt") && !so_far.contains("pass"), "{size}: {so_far}");
+            }
+            shown.extend_from_slice(&held);
+            assert_eq!(String::from_utf8(shown).unwrap(), blotted, "{size}");
+        }
+        assert!(Secrets::default().redact().is_none());
     }
 
     #[test]

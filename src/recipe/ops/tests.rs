@@ -37,6 +37,7 @@ fn task(op: &str, inputs: &Value, stopper: TaskStopper) -> Task {
         attempt: 1,
         epoch: Epoch(42),
         idempotency_key: "the-key".to_owned(),
+        needs: Default::default(),
         inputs: inputs.to_string().into(),
         context: TaskContext::alone(PATIENCE, stopper),
     }

@@ -1,10 +1,13 @@
 //! Tasks: replayed where they are recorded, else staged, compared, run and recorded.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use leasehold_actors::{
     domain::{Failure, FailureKind, JobId, execution::Requirements, json},
-    ports::recipe::{Event, EventBody, JsonText, NewEvent, TaskOutcome},
+    ports::recipe::{Event, EventBody, JsonText, NewEvent, TaskOutcome, Wake},
     work::StopReason,
 };
 use sha2::{Digest as _, Sha256};
@@ -22,12 +25,15 @@ use crate::recipe::{
     exact::Json,
     execution::{Admitted, Declined, ReplayedTask},
     limits::MAX_RESULT_BYTES,
-    op::{Task, TaskContext, TaskError, TaskStop, TaskStopper},
+    op::{Later, Task, TaskContext, TaskError, TaskStop, TaskStopper},
     template::{Rendered, ValueTemplate},
 };
 
 /// How a task ended here, and what it asked for; none when it was stopped and there is nothing to record.
 type Ran = Option<(TaskOutcome, Option<Requirements>)>;
+
+/// The longest that a task without a runtime node is waited for in place.
+const SHORT: Duration = Duration::from_millis(1500);
 
 impl Session {
     /// Walks one task.
@@ -97,34 +103,14 @@ impl Session {
     ) -> Result<Arc<Event>, NodeFailure> {
         let path = at.path.as_str();
         self.come_alive(path, strand).await;
-        let hands = self.hands();
-        let admitted = loop {
-            let directed = self.directed.notified();
-            let mut directed = std::pin::pin!(directed);
-            directed.as_mut().enable();
-            let needs = match self.effective(&at.scopes) {
-                Ok(needs) => needs,
-                Err(fault) => return Err(self.fault(fault, path, at.since, strand).await),
-            };
-            tracing::debug!(job = %self.job.job, path, "staging");
-            let staged = hands.stage.stage(&needs);
-            tracing::debug!(job = %self.job.job, path, %needs, "staged");
-            let mismatches = match hands.tasks.get(op) {
-                Some(task) => match task.admit(staged) {
-                    Ok(admitted) => break admitted,
-                    Err(Declined(mismatches)) => mismatches,
-                },
-                None => hands.stage.compare(&needs),
-            };
-            // Tasks that run may still change what this one needs.
-            let park = self.park(path, Parked::Declined { op: op.to_owned(), needs, mismatches });
-            strand.rest();
-            directed.await;
-            drop(park);
-            self.go_on(strand).await;
-        };
         let attempt = i32::try_from(attempt).unwrap_or(i32::MAX);
-        let ran = self.run_task(admitted, op, input, path, attempt, strand).await;
+        let ran = loop {
+            let (admitted, needs) = self.admitted(op, at, strand).await?;
+            match self.run_task(admitted, &needs, op, input, path, attempt, strand).await {
+                Ok(ran) => break ran,
+                Err(later) => self.wait_for_a_node(later, needs, path, strand).await,
+            }
+        };
         let Some((outcome, directive)) = ran else { return never(strand).await };
         let directive = directive.filter(|_| matches!(outcome, TaskOutcome::Succeeded { .. })).map(|patch| {
             serde_json::to_string(&patch).expect("texts under fixed keys always serialize").into()
@@ -140,22 +126,72 @@ impl Session {
         }
     }
 
-    /// Runs an admitted task to its end, or stops it.
+    /// Nothing was begun for want of a runtime node: others go on, and if nothing else does, the job is given back until
+    /// it is time to look again.
+    async fn wait_for_a_node(&self, later: Later, needs: Requirements, path: &str, strand: &mut Strand) {
+        let park = self.park(path, Parked::Waits { wake: Wake::At(later.at), needs: Some(needs) });
+        if later.after > SHORT {
+            strand.rest();
+        }
+        tokio::time::sleep(later.after).await;
+        drop(park);
+        self.go_on(strand).await;
+    }
+
+    /// Stages and compares until the task fits this worker, with what it needs then.
+    async fn admitted(
+        &self,
+        op: &str,
+        at: &Place<'_>,
+        strand: &mut Strand,
+    ) -> Result<(Admitted, Requirements), NodeFailure> {
+        let path = at.path.as_str();
+        let hands = self.hands();
+        loop {
+            let directed = self.directed.notified();
+            let mut directed = std::pin::pin!(directed);
+            directed.as_mut().enable();
+            let needs = match self.effective(&at.scopes) {
+                Ok(needs) => needs,
+                Err(fault) => return Err(self.fault(fault, path, at.since, strand).await),
+            };
+            tracing::debug!(job = %self.job.job, path, "staging");
+            let staged = hands.stage.stage(&needs);
+            tracing::debug!(job = %self.job.job, path, %needs, "staged");
+            let mismatches = match hands.tasks.get(op) {
+                Some(task) => match task.admit(staged) {
+                    Ok(admitted) => return Ok((admitted, needs)),
+                    Err(Declined(mismatches)) => mismatches,
+                },
+                None => hands.stage.compare(&needs),
+            };
+            // Tasks that run may still change what this one needs.
+            let park = self.park(path, Parked::Declined { op: op.to_owned(), needs, mismatches });
+            strand.rest();
+            directed.await;
+            drop(park);
+            self.go_on(strand).await;
+        }
+    }
+
+    /// Runs an admitted task to its end, or stops it. An error: it could not begin, and is to be tried later.
+    #[expect(clippy::too_many_arguments, reason = "they are what a task is made of")]
     async fn run_task(
         &self,
         admitted: Admitted,
+        needs: &Requirements,
         op: &str,
         input: &Rendered,
         path: &str,
         attempt: i32,
         strand: &Strand,
-    ) -> Ran {
+    ) -> Result<Ran, Later> {
         let hands = self.hands();
         let inputs = match input.with_secrets(|name| hands.secrets.get(name).map(str::to_owned)) {
             Ok(inputs) => inputs,
             Err(missing) => {
                 let failure = Failure::new(FailureKind::System, "missing_secret", missing.to_string());
-                return Some((TaskOutcome::Failed(failure), None));
+                return Ok(Some((TaskOutcome::Failed(failure), None)));
             }
         };
         let stopper = TaskStopper::default();
@@ -168,6 +204,7 @@ impl Session {
             attempt,
             epoch: hands.lease.authority().epoch,
             idempotency_key: key(self.job.job, path, attempt, lock(&self.log).round(path)),
+            needs: needs.clone(),
             inputs: inputs.into(),
             context: context.clone(),
         };
@@ -190,9 +227,9 @@ impl Session {
         };
         // What a lost lease did is nobody's to record.
         if hands.lease.stop_reason() == Some(StopReason::LeaseLost) {
-            return None;
+            return Ok(None);
         }
-        match (result, stop) {
+        Ok(match (result, stop) {
             (_, Some(TaskStop::TimedOut)) => None,
             (Ok(output), _) => match checked(path, &hands.secrets.mask_json(&output)) {
                 Ok(output) => Some((TaskOutcome::Succeeded { output }, context.asked_for())),
@@ -204,10 +241,13 @@ impl Session {
                 None
             }
             (Err(mut error), _) => {
+                if let Some(later) = context.waits_for_a_node() {
+                    return Err(later);
+                }
                 error.message = hands.secrets.mask(&error.message).into_owned();
                 Some((TaskOutcome::Failed(error.into()), None))
             }
-        }
+        })
     }
 }
 

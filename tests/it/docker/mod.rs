@@ -13,6 +13,7 @@ mod outages;
 mod output;
 mod reaper;
 mod stopping;
+mod tasks;
 mod tls;
 mod versions;
 mod worker_fence;

@@ -104,6 +104,7 @@ impl Bed {
         let running = claim(&store, &owner, work()).await.unwrap();
         store.renew(&running.authority).await.unwrap();
         let batch = |first_byte, text: &'static str| LogBatch {
+            task: None,
             stream: LogStream::Stdout,
             first_byte,
             data: Bytes::from_static(text.as_bytes()),
@@ -296,6 +297,19 @@ const FORGERIES: &[Forgery] = &[
         &["node_slots"],
         DONE,
         "of node n1 is taken by it, and it is not RUNNING",
+    ),
+    (
+        "insert into leasehold.node_slots (namespace, node_id, slot, job_id, task) values ('default', 'n1', 9, 3, 'k')",
+        &["node_slots"],
+        CONTAINER,
+        "is taken by a task of it, which is not placed there",
+    ),
+    (
+        "insert into leasehold.task_containers (job_id, task, namespace, path, epoch, node_id, node_incarnation,
+             node_endpoint, node_engine_id) values (2, 'k', 'default', 'build', 1, 'n1', 99, 'e', 'e')",
+        &["node_slots"],
+        HANDLER,
+        "its task build is placed on node n1, and it is not RUNNING",
     ),
     ("delete from leasehold.workflow_slots", &["run_slots"], RUN, "has no run slot"),
     ("insert into leasehold.workflow_slots values ('default', 'turns', 2, 2)", &["run_slots"], HANDLER, "and it is a run of adhoc"),

@@ -176,8 +176,12 @@ impl Bench {
                 };
             }
             "logs" => {
-                let batch =
-                    LogBatch { stream: LogStream::Stdout, first_byte: 0, data: Bytes::from_static(b"hi") };
+                let batch = LogBatch {
+                    task: None,
+                    stream: LogStream::Stdout,
+                    first_byte: 0,
+                    data: Bytes::from_static(b"hi"),
+                };
                 return store.append_logs(authority, &[batch]).await.unwrap() == LogAppend::Stored;
             }
             "progress" => {

@@ -301,7 +301,7 @@ async fn silent_connections_are_given_up_and_replaced() {
     proxy.stall(true);
     for _ in 0..3 {
         let started = Instant::now();
-        let batches = [LogBatch { stream: LogStream::Stdout, first_byte: 0, data: "x".into() }];
+        let batches = [LogBatch { task: None, stream: LogStream::Stdout, first_byte: 0, data: "x".into() }];
         let job = handler_job("other");
         let (renewal, ended, submitted) =
             tokio::join!(store.renew(authority), store.append_logs(authority, &batches), store.submit(&job),);

@@ -17,7 +17,7 @@ use crate::support::{
 };
 
 /// The hot statements, each with the literals to plan it with.
-const STATEMENTS: [(&str, &str, &str); 25] = [
+const STATEMENTS: [(&str, &str, &str); 28] = [
     (
         "claim",
         include_str!("../../../src/postgres/sql/claim.sql"),
@@ -71,12 +71,27 @@ const STATEMENTS: [(&str, &str, &str); 25] = [
     (
         "append_logs",
         include_str!("../../../src/postgres/sql/append_logs.sql"),
-        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), '{1}', '{0}', array['x'::bytea]",
+        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), '{1}', '{0}', array['x'::bytea], '{k}'",
     ),
     (
         "log_offsets",
         include_str!("../../../src/postgres/sql/log_offsets.sql"),
-        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid()",
+        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), 'k'",
+    ),
+    (
+        "place_task",
+        include_str!("../../../src/postgres/sql/place_task.sql"),
+        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), 'k', 'path', 1000, 1000, 'linux', '{amd64}', 'words'",
+    ),
+    (
+        "attach_task",
+        include_str!("../../../src/postgres/sql/attach_task.sql"),
+        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), 'k', 'n1', 'c1'",
+    ),
+    (
+        "unplace_task",
+        include_str!("../../../src/postgres/sql/unplace_task.sql"),
+        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), 'k'",
     ),
     (
         "report_progress",

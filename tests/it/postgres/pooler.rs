@@ -122,7 +122,12 @@ async fn whole_life(store: PgStore, worker: String) {
         let authority = &grant.authority;
         assert!(matches!(store.renew(authority).await.unwrap(), Renewal::Held { .. }));
         assert!(matches!(store.report_progress(authority, "1").await.unwrap(), Renewal::Held { .. }));
-        let batch = LogBatch { stream: LogStream::Stdout, first_byte: 0, data: Bytes::from_static(b"hi") };
+        let batch = LogBatch {
+            task: None,
+            stream: LogStream::Stdout,
+            first_byte: 0,
+            data: Bytes::from_static(b"hi"),
+        };
         assert_eq!(store.append_logs(authority, &[batch]).await.unwrap(), LogAppend::Stored);
         let (node, container) = (NodeId::new("n1").unwrap(), ContainerId::new("c1").unwrap());
         assert_eq!(store.attach(authority, &node, &container).await.unwrap(), Attach::WrongRuntimeNode);

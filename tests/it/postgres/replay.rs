@@ -301,9 +301,14 @@ async fn other_calls_whose_answer_is_lost_can_be_repeated() {
     assert_eq!(store.attach(authority, &elsewhere, &container).await.unwrap(), Attach::WrongRuntimeNode);
 
     let batches = [
-        LogBatch { stream: LogStream::Stdout, first_byte: 0, data: Bytes::from_static(b"a\0b") },
-        LogBatch { stream: LogStream::Stderr, first_byte: 0, data: Bytes::from_static(b"\xff\xfe") },
-        LogBatch { stream: LogStream::Stdout, first_byte: 3, data: Bytes::from_static(b"c") },
+        LogBatch { task: None, stream: LogStream::Stdout, first_byte: 0, data: Bytes::from_static(b"a\0b") },
+        LogBatch {
+            task: None,
+            stream: LogStream::Stderr,
+            first_byte: 0,
+            data: Bytes::from_static(b"\xff\xfe"),
+        },
+        LogBatch { task: None, stream: LogStream::Stdout, first_byte: 3, data: Bytes::from_static(b"c") },
     ];
     proxy.swallow_next_answer();
     assert_unknown(store.append_logs(authority, &batches).await, &proxy, &mut lost);

@@ -187,11 +187,16 @@ impl Place {
     async fn everything_is_refused(&self, stale: &Authority) -> usize {
         let (store, node) = (&self.store, NodeId::new("n1").unwrap());
         let container = ContainerId::new("stale").unwrap();
-        let batch = LogBatch { stream: LogStream::Stdout, first_byte: 0, data: Bytes::from_static(b"late") };
+        let batch = LogBatch {
+            task: None,
+            stream: LogStream::Stdout,
+            first_byte: 0,
+            data: Bytes::from_static(b"late"),
+        };
         assert_eq!(store.renew(stale).await.unwrap(), Renewal::NotLive);
         assert_eq!(store.attach(stale, &node, &container).await.unwrap(), Attach::NotLive);
         assert_eq!(store.append_logs(stale, &[batch]).await.unwrap(), LogAppend::NotLive);
-        assert_eq!(store.log_offsets(stale).await.unwrap(), StoredLogs::NotLive);
+        assert_eq!(store.log_offsets(stale, None).await.unwrap(), StoredLogs::NotLive);
         assert_eq!(store.report_progress(stale, "1").await.unwrap(), Renewal::NotLive);
         let postponed = store.postpone_recovery(stale, Duration::from_secs(1)).await.unwrap();
         assert_eq!(postponed, Postponed::NotLive);

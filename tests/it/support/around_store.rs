@@ -5,12 +5,12 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use leasehold::protocol::{
-    domain::{CommandId, ContainerId, Namespace, NodeId},
+    domain::{CommandId, ContainerId, Namespace, NodeId, TaskKey},
     error::StoreError,
     ports::{
         Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
         LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
-        StoredLogs,
+        StoredLogs, TaskPlace, TaskPlaced, TaskUnplaced,
     },
 };
 
@@ -102,8 +102,30 @@ impl<A: Around> LeaseStore for Wrapped<A> {
         self.inner.attach(authority, node, container).await
     }
 
-    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError> {
-        self.inner.log_offsets(authority).await
+    async fn place_task(&self, authority: &Authority, place: &TaskPlace) -> Result<TaskPlaced, StoreError> {
+        self.inner.place_task(authority, place).await
+    }
+
+    async fn attach_task(
+        &self,
+        authority: &Authority,
+        task: &TaskKey,
+        node: &NodeId,
+        container: &ContainerId,
+    ) -> Result<Attach, StoreError> {
+        self.inner.attach_task(authority, task, node, container).await
+    }
+
+    async fn unplace_task(&self, authority: &Authority, task: &TaskKey) -> Result<TaskUnplaced, StoreError> {
+        self.inner.unplace_task(authority, task).await
+    }
+
+    async fn log_offsets(
+        &self,
+        authority: &Authority,
+        task: Option<&TaskKey>,
+    ) -> Result<StoredLogs, StoreError> {
+        self.inner.log_offsets(authority, task).await
     }
 
     async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError> {

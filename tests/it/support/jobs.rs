@@ -100,6 +100,7 @@ pub async fn picture(client: &Client, job: JobId) -> String {
         "job_logs",
         "job_progress",
         "node_slots",
+        "task_containers",
         "workflow_slots",
     ] {
         let query =

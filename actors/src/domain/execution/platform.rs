@@ -98,6 +98,36 @@ impl Platform {
         }
     }
 
+    /// What an engine runs that calls its operating system and architecture so: as `uname -m` does.
+    #[must_use]
+    pub fn of_engine(os: &str, machine: &str) -> Self {
+        let machine = machine.to_ascii_lowercase();
+        let (arch, variant) = match machine.as_str() {
+            "armv8l" => ("arm", Some("v8")),
+            "armv7l" => ("arm", Some("v7")),
+            "armv6l" => ("arm", Some("v6")),
+            "i486" | "i586" | "i686" => ("386", None),
+            "ppc64el" => ("ppc64le", None),
+            other => (other, None),
+        };
+        Self::of(&os.to_ascii_lowercase(), arch, variant)
+    }
+
+    /// The names that engines have for architectures that satisfy this.
+    #[must_use]
+    pub fn engine_names(&self) -> Vec<&str> {
+        const MACHINES: [&str; 17] = [
+            "x86_64", "x86-64", "amd64", "aarch64", "arm64", "armv8l", "armv7l", "armv6l", "armhf", "armel",
+            "arm", "i386", "i486", "i586", "i686", "386", "ppc64el",
+        ];
+        let own = std::iter::once(self.architecture.as_str());
+        MACHINES
+            .into_iter()
+            .chain(own)
+            .filter(|name| self.accepts(&Self::of_engine(&self.os, name)))
+            .collect()
+    }
+
     fn of(os: &str, arch: &str, variant: Option<&str>) -> Self {
         let os = if os == "macos" { "darwin" } else { os };
         let (architecture, variant) = architecture(arch, variant);
@@ -238,6 +268,23 @@ mod tests {
             ("linux/amd64", "windows/amd64", false),
         ] {
             assert_eq!(platform(required).accepts(&platform(actual)), fits, "{required} on {actual}");
+        }
+    }
+
+    #[test]
+    fn an_engine_is_known_by_the_names_that_it_has_for_what_is_required() {
+        for (required, named, others) in [
+            ("linux/amd64", &["x86_64", "amd64"][..], &["aarch64", "i686"][..]),
+            ("linux/arm64", &["aarch64", "arm64"], &["x86_64", "armv7l"]),
+            ("linux/arm/v7", &["armv7l", "armhf"], &["armv6l", "aarch64"]),
+            ("linux/386", &["i686", "i386"], &["x86_64"]),
+            ("linux/riscv64", &["riscv64"], &["x86_64"]),
+            ("linux/amd64/v3", &[], &["x86_64", "amd64"]),
+        ] {
+            let platform = platform(required);
+            let names = platform.engine_names();
+            assert!(named.iter().all(|name| names.contains(name)), "{required}: {names:?}");
+            assert!(!others.iter().any(|name| names.contains(name)), "{required}: {names:?}");
         }
     }
 

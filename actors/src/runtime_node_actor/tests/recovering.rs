@@ -105,7 +105,7 @@ impl Taken {
     fn start(&self, bed: &Bed, last_time: bool) -> (JoinHandle<Recovered>, oneshot::Receiver<Adoption>) {
         let (adopts, adopted) = oneshot::channel();
         let (lease, takeover) = (self.lease.clone(), Arc::clone(&self.takeover));
-        let message = RecoverContainer { lease, takeover, last_time, adopts };
+        let message = RecoverContainer { lease, takeover, task: None, last_time, adopts };
         (tokio::spawn(recover::recover(bed.node(), message)), adopted)
     }
 

@@ -67,7 +67,7 @@ pub async fn a_new_grant_has_no_container(harness: &dyn StoreHarness) {
 }
 
 fn batch(stream: LogStream, first_byte: u64, data: &'static [u8]) -> LogBatch {
-    LogBatch { stream, first_byte, data: Bytes::from_static(data) }
+    LogBatch { task: None, stream, first_byte, data: Bytes::from_static(data) }
 }
 
 async fn append(bench: &Bench<'_>, grant: &Grant, batches: &[LogBatch]) -> LogAppend {
@@ -162,7 +162,7 @@ pub async fn after_a_takeover_output_goes_on_where_it_was(harness: &dyn StoreHar
         .await;
     append(&bench, &grant, &[batch(LogStream::Stdout, 3, b"two")]).await;
     let taken = take_over(&bench, harness, &grant).await;
-    let offsets = bench.store.log_offsets(&taken.authority).await.expect("the store answers");
+    let offsets = bench.store.log_offsets(&taken.authority, None).await.expect("the store answers");
     assert_eq!(offsets, StoredLogs::Offsets(LogOffsets { stdout: 6, stderr: 0, system: 8 }));
     let rest = [batch(LogStream::Stdout, 6, b"three"), batch(LogStream::Stderr, 0, b"err")];
     assert_eq!(append(&bench, &taken, &rest).await, LogAppend::Stored);
@@ -179,13 +179,13 @@ pub async fn what_is_stored_is_told_under_a_live_lease_only(harness: &dyn StoreH
     let first = bench.held().await;
     append(&bench, &first, &[batch(LogStream::Stdout, 0, b"first")]).await;
     bench.end(&first, release()).await;
-    let told = bench.store.log_offsets(&first.authority).await.expect("the store answers");
+    let told = bench.store.log_offsets(&first.authority, None).await.expect("the store answers");
     assert_eq!(told, StoredLogs::NotLive);
     bench.requeue(first.authority.job).await;
     let second = bench.claim(first.authority.job).await;
-    let told = bench.store.log_offsets(&second.authority).await.expect("the store answers");
+    let told = bench.store.log_offsets(&second.authority, None).await.expect("the store answers");
     assert_eq!(told, StoredLogs::Offsets(LogOffsets::default()));
     harness.expire(second.authority.job).await;
-    let told = bench.store.log_offsets(&second.authority).await.expect("the store answers");
+    let told = bench.store.log_offsets(&second.authority, None).await.expect("the store answers");
     assert_eq!(told, StoredLogs::NotLive);
 }

@@ -38,7 +38,8 @@ async fn assert_powerless(bench: &Bench<'_>, who: &str, authority: &Authority, n
     assert_eq!(bench.renew(authority).await, Renewal::NotLive, "renew by {who}");
     let attach = store.attach(authority, node, &id("stolen")).await.expect("the store answers");
     assert_eq!(attach, Attach::NotLive, "attach by {who}");
-    let batch = LogBatch { stream: LogStream::Stdout, first_byte: 90, data: Bytes::from_static(b"late") };
+    let batch =
+        LogBatch { task: None, stream: LogStream::Stdout, first_byte: 90, data: Bytes::from_static(b"late") };
     let append = store.append_logs(authority, &[batch]).await.expect("the store answers");
     assert_eq!(append, LogAppend::NotLive, "logs by {who}");
     let progress = store.report_progress(authority, "66").await.expect("the store answers");

@@ -22,6 +22,7 @@ pub mod authority;
 mod bench;
 pub mod cancelling;
 pub mod claiming;
+pub mod containing;
 pub mod dispatching;
 pub mod ending;
 pub mod generations;
@@ -271,6 +272,20 @@ macro_rules! conformance_cases {
                 a_redeemed_lease_has_one_holder,
                 concurrent_redemptions_agree,
                 a_payload_is_changed_against_its_revision,
+            ];
+            containing: [
+                a_task_is_placed_once_however_often_it_asks,
+                tasks_and_jobs_share_the_slots_of_a_node,
+                concurrent_tasks_do_not_overfill_a_node,
+                a_task_goes_only_where_its_needs_are_met,
+                a_silent_or_draining_node_gets_no_task,
+                without_a_node_the_job_comes_to_no_harm,
+                the_container_of_a_task_is_recorded_once,
+                only_the_holder_places_tasks,
+                every_end_frees_the_slots_of_tasks,
+                a_takeover_inherits_the_tasks,
+                the_output_of_tasks_is_kept_apart,
+                the_wait_for_a_node_begins_anew_with_every_event,
             ];
             authority: [
                 a_stranger_changes_nothing,

@@ -6,12 +6,12 @@ use async_trait::async_trait;
 
 use super::CrashPoints;
 use crate::{
-    domain::{CommandId, ContainerId, JobId, LeaseToken, Namespace, NodeId},
+    domain::{CommandId, ContainerId, JobId, LeaseToken, Namespace, NodeId, TaskKey},
     error::StoreError,
     ports::{
         Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
         LogAppend, LogBatch, OpenClaim, PayloadUpdate, Postponed, Reconciliation, RecoverAnswer,
-        RecoverRequest, Renewal, StoredLogs,
+        RecoverRequest, Renewal, StoredLogs, TaskPlace, TaskPlaced, TaskUnplaced,
         recipe::{
             Event, NewEvent, NewSignal, PayloadSet, Publication, RecipeJob, RecipeStore, Recorded, Redeemed,
             Refusal, ReopenAnswer, Reopening, SignalAnswer, Wake,
@@ -167,6 +167,24 @@ impl LeaseStore for Pointed {
         self.inner.attach(authority, node, container).await
     }
 
+    async fn place_task(&self, authority: &Authority, place: &TaskPlace) -> Result<TaskPlaced, StoreError> {
+        self.inner.place_task(authority, place).await
+    }
+
+    async fn attach_task(
+        &self,
+        authority: &Authority,
+        task: &TaskKey,
+        node: &NodeId,
+        container: &ContainerId,
+    ) -> Result<Attach, StoreError> {
+        self.inner.attach_task(authority, task, node, container).await
+    }
+
+    async fn unplace_task(&self, authority: &Authority, task: &TaskKey) -> Result<TaskUnplaced, StoreError> {
+        self.inner.unplace_task(authority, task).await
+    }
+
     async fn append_logs(
         &self,
         authority: &Authority,
@@ -175,8 +193,12 @@ impl LeaseStore for Pointed {
         self.inner.append_logs(authority, batches).await
     }
 
-    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError> {
-        self.inner.log_offsets(authority).await
+    async fn log_offsets(
+        &self,
+        authority: &Authority,
+        task: Option<&TaskKey>,
+    ) -> Result<StoredLogs, StoreError> {
+        self.inner.log_offsets(authority, task).await
     }
 
     async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError> {

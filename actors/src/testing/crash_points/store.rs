@@ -10,12 +10,12 @@ use async_trait::async_trait;
 
 use super::CrashPoints;
 use crate::{
-    domain::{CommandId, ContainerId, Epoch, JobId, Namespace, NodeId},
+    domain::{CommandId, ContainerId, Epoch, JobId, Namespace, NodeId, TaskKey},
     error::StoreError,
     ports::{
         Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
         LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
-        StoredLogs,
+        StoredLogs, TaskPlace, TaskPlaced, TaskUnplaced,
     },
 };
 
@@ -77,6 +77,26 @@ impl LeaseStore for Pointed {
         self.points.around("store.attach", self.inner.attach(authority, node, container), any).await
     }
 
+    async fn place_task(&self, authority: &Authority, place: &TaskPlace) -> Result<TaskPlaced, StoreError> {
+        self.points.around("store.place_task", self.inner.place_task(authority, place), any).await
+    }
+
+    async fn attach_task(
+        &self,
+        authority: &Authority,
+        task: &TaskKey,
+        node: &NodeId,
+        container: &ContainerId,
+    ) -> Result<Attach, StoreError> {
+        self.points
+            .around("store.attach_task", self.inner.attach_task(authority, task, node, container), any)
+            .await
+    }
+
+    async fn unplace_task(&self, authority: &Authority, task: &TaskKey) -> Result<TaskUnplaced, StoreError> {
+        self.points.around("store.unplace_task", self.inner.unplace_task(authority, task), any).await
+    }
+
     async fn append_logs(
         &self,
         authority: &Authority,
@@ -85,8 +105,12 @@ impl LeaseStore for Pointed {
         self.points.around("store.append_logs", self.inner.append_logs(authority, batches), any).await
     }
 
-    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError> {
-        self.points.around("store.log_offsets", self.inner.log_offsets(authority), any).await
+    async fn log_offsets(
+        &self,
+        authority: &Authority,
+        task: Option<&TaskKey>,
+    ) -> Result<StoredLogs, StoreError> {
+        self.points.around("store.log_offsets", self.inner.log_offsets(authority, task), any).await
     }
 
     async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError> {

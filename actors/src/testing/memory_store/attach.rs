@@ -1,8 +1,8 @@
 //! Attach a container, append output: facts about the run, recorded only under a live lease.
 
-use super::world::World;
+use super::world::{StoredBatch, World};
 use crate::{
-    domain::{ContainerId, Epoch, NodeId},
+    domain::{ContainerId, Epoch, NodeId, TaskKey},
     ports::{Attach, Authority, LogAppend, LogBatch, LogOffsets, LogStream, StoredLogs},
 };
 
@@ -25,25 +25,28 @@ impl World {
 
     pub(super) fn append_logs(&mut self, authority: &Authority, batches: &[LogBatch]) -> LogAppend {
         let Some(lease) = self.live(authority) else { return LogAppend::NotLive };
-        let claim = Epoch(lease.claim_epoch);
+        let (job, epoch) = (authority.job, Epoch(lease.claim_epoch));
         for batch in batches {
-            let key = (authority.job, claim, batch.stream, batch.first_byte);
-            let stored =
-                self.logs.iter().any(|(job, epoch, stream, at, _)| (*job, *epoch, *stream, *at) == key);
+            let stored = self.logs.iter().any(|old| {
+                (old.job, &old.task, old.epoch, old.stream, old.first_byte)
+                    == (job, &batch.task, epoch, batch.stream, batch.first_byte)
+            });
             if !stored {
-                self.logs.push((key.0, key.1, key.2, key.3, batch.data.clone()));
+                let LogBatch { task, stream, first_byte, data } = batch.clone();
+                self.logs.push(StoredBatch { job, task, epoch, stream, first_byte, data });
             }
         }
         LogAppend::Stored
     }
 
-    pub(super) fn log_offsets(&self, authority: &Authority) -> StoredLogs {
+    pub(super) fn log_offsets(&self, authority: &Authority, task: Option<&TaskKey>) -> StoredLogs {
         let Some(lease) = self.live(authority) else { return StoredLogs::NotLive };
         let end = |stream: LogStream| {
-            let of_the_claim = self.logs.iter().filter(|(job, epoch, of, ..)| {
-                (*job, *epoch, *of) == (authority.job, Epoch(lease.claim_epoch), stream)
+            let of_the_claim = self.logs.iter().filter(|old| {
+                (old.job, old.task.as_ref(), old.epoch, old.stream)
+                    == (authority.job, task, Epoch(lease.claim_epoch), stream)
             });
-            of_the_claim.map(|(.., first_byte, data)| first_byte + data.len() as u64).max().unwrap_or(0)
+            of_the_claim.map(|old| old.first_byte + old.data.len() as u64).max().unwrap_or(0)
         };
         StoredLogs::Offsets(LogOffsets {
             stdout: end(LogStream::Stdout),

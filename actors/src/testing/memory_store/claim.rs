@@ -9,7 +9,7 @@ use super::{
     world::{Command, Lease, Place, World, delta},
 };
 use crate::{
-    domain::{CommandId, Epoch, JobId, JobKind, JobState, LeaseToken, Namespace, NodeId},
+    domain::{CommandId, Epoch, JobId, JobKind, JobState, LeaseToken, Namespace, NodeId, TaskKey},
     error::{Applied, StoreError, StoreErrorKind},
     ports::{
         Authority, ClaimAnswer, ClaimRejection, Claimant, DispatchedJob, Grant, ListedAnswer, ListedClaim,
@@ -145,7 +145,7 @@ impl World {
         }
         let placement = match row.route.kind {
             JobKind::Container => {
-                Some(self.place(&owner.namespace, id).ok_or(ClaimRejection::NoRuntimeNode)?)
+                Some(self.place(&owner.namespace, id, None).ok_or(ClaimRejection::NoRuntimeNode)?)
             }
             JobKind::Heartbeat | JobKind::Handler | JobKind::Recipe => None,
         };
@@ -183,7 +183,12 @@ impl World {
     }
 
     /// Picks a free slot on the least loaded fresh READY node, and takes it.
-    fn place(&mut self, namespace: &Namespace, job: JobId) -> Option<Placement> {
+    pub(super) fn place(
+        &mut self,
+        namespace: &Namespace,
+        job: JobId,
+        task: Option<TaskKey>,
+    ) -> Option<Placement> {
         let (_, name, slot) = self
             .nodes
             .iter()
@@ -205,13 +210,13 @@ impl World {
             endpoint: node.endpoint.clone(),
             engine_id: node.engine_id.clone(),
         };
-        self.node_slots.insert((namespace.clone(), name, slot), job);
+        self.node_slots.insert((namespace.clone(), name, slot), (job, task));
         Some(placement)
     }
 
     pub(super) fn slots_of(&self, namespace: &Namespace, node: &NodeId) -> Vec<(i32, JobId)> {
         let slots = self.node_slots.iter().filter(|((ns, name, _), _)| ns == namespace && name == node);
-        slots.map(|((_, _, slot), job)| (*slot, *job)).collect()
+        slots.map(|((_, _, slot), (job, _))| (*slot, *job)).collect()
     }
 
     /// The present lease of a job as its holder is told of it.

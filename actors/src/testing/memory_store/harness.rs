@@ -82,13 +82,13 @@ impl MemoryStore {
     #[must_use]
     pub fn stored_logs(&self, job: JobId) -> Vec<StoredLog> {
         let world = self.world();
-        let of_job = world.logs.iter().filter(|(id, ..)| *id == job);
+        let of_job = world.logs.iter().filter(|stored| stored.job == job);
         of_job
-            .map(|(_, epoch, stream, first_byte, data)| StoredLog {
-                epoch: *epoch,
-                stream: *stream,
-                first_byte: *first_byte,
-                data: data.clone(),
+            .map(|stored| StoredLog {
+                epoch: stored.epoch,
+                stream: stored.stream,
+                first_byte: stored.first_byte,
+                data: stored.data.clone(),
             })
             .collect()
     }

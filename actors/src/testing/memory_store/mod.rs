@@ -19,6 +19,7 @@ mod recover;
 mod renew;
 mod reopen;
 mod submit;
+mod tasks;
 mod workflow;
 mod world;
 
@@ -27,12 +28,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 
 use crate::{
-    domain::{CommandId, ContainerId, JobId, Namespace, NewJob, NodeId},
+    domain::{CommandId, ContainerId, JobId, Namespace, NewJob, NodeId, TaskKey},
     error::{Applied, StoreError, StoreErrorKind},
     ports::{
         Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
         LogAppend, LogBatch, OpenClaim, Postponed, Reconciliation, RecoverAnswer, RecoverRequest, Renewal,
-        StoredLogs,
+        StoredLogs, TaskPlace, TaskPlaced, TaskUnplaced,
     },
 };
 
@@ -128,6 +129,24 @@ impl LeaseStore for MemoryStore {
         Ok(self.world().attach(authority, node, container))
     }
 
+    async fn place_task(&self, authority: &Authority, place: &TaskPlace) -> Result<TaskPlaced, StoreError> {
+        Ok(self.world().place_task(authority, place))
+    }
+
+    async fn attach_task(
+        &self,
+        authority: &Authority,
+        task: &TaskKey,
+        node: &NodeId,
+        container: &ContainerId,
+    ) -> Result<Attach, StoreError> {
+        Ok(self.world().attach_task(authority, task, node, container))
+    }
+
+    async fn unplace_task(&self, authority: &Authority, task: &TaskKey) -> Result<TaskUnplaced, StoreError> {
+        Ok(self.world().unplace_task(authority, task))
+    }
+
     async fn append_logs(
         &self,
         authority: &Authority,
@@ -136,8 +155,12 @@ impl LeaseStore for MemoryStore {
         Ok(self.world().append_logs(authority, batches))
     }
 
-    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError> {
-        Ok(self.world().log_offsets(authority))
+    async fn log_offsets(
+        &self,
+        authority: &Authority,
+        task: Option<&TaskKey>,
+    ) -> Result<StoredLogs, StoreError> {
+        Ok(self.world().log_offsets(authority, task))
     }
 
     async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError> {

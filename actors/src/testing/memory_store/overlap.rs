@@ -61,7 +61,8 @@ impl World {
 
     /// What every end of a lease does to the gates: frees the job's slots and wakes the runs that wait for one.
     pub(super) fn free_slots(&mut self, id: JobId) {
-        self.node_slots.retain(|_, job| *job != id);
+        self.node_slots.retain(|_, (job, _)| *job != id);
+        self.task_containers.retain(|(job, _), _| *job != id);
         self.workflow_slots.retain(|_, job| *job != id);
         // As many as a slot may be free for; the others look again by themselves.
         let limit = self.rows.get(&id).and_then(|row| row.overlap.limit);

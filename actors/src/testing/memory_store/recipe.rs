@@ -36,6 +36,8 @@ pub(super) struct Recipe {
     /// What it waits for, as long as its epoch is this one.
     wake: Option<(i64, Vec<Wake>)>,
     pub(super) signals: Vec<StoredSignal>,
+    /// Since when no node was found, and how many events there were then.
+    pub(super) unplaced: Option<(DateTime<Utc>, usize)>,
 }
 
 /// A signal (table `signals`).

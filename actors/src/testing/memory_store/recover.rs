@@ -62,7 +62,11 @@ impl World {
 
     /// Whether the engine of a placement can be asked; none while its node has been silent, or UNHEALTHY, for
     /// less than the time after which it counts as lost.
-    fn standing(&self, namespace: &Namespace, placement: Option<&Placement>) -> Option<RuntimeStanding> {
+    pub(super) fn standing(
+        &self,
+        namespace: &Namespace,
+        placement: Option<&Placement>,
+    ) -> Option<RuntimeStanding> {
         let Some(placement) = placement else { return Some(RuntimeStanding::Available) };
         let Some(node) = self.nodes.get(&(namespace.clone(), placement.node.clone())) else {
             return Some(RuntimeStanding::Unavailable);
@@ -130,6 +134,7 @@ impl World {
             runtime: self
                 .standing(&row.namespace, lease.placement.as_ref())
                 .unwrap_or(RuntimeStanding::Available),
+            tasks: self.tasks_of(job, &row.namespace),
             claim_epoch: Epoch(lease.claim_epoch),
             started: lease.claim_renewed,
             cancel_requested: lease.cancel_requested,

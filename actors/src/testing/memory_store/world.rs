@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::{
     domain::{
         CommandId, ContainerId, Epoch, Failure, JobId, JobKind, JobState, LeaseToken, Namespace, NodeId,
-        RetryPolicy, Route,
+        RetryPolicy, Route, TaskKey,
     },
     ports::{Authority, Claimant, LogStream, Placement},
     testing::harness::{HistoryView, WorkflowState},
@@ -41,10 +41,12 @@ pub(super) struct World {
     pub(super) workflows: HashMap<(Namespace, String), Workflow>,
     pub(super) workflow_slots: BTreeMap<(Namespace, String, i32), JobId>,
     pub(super) nodes: BTreeMap<(Namespace, NodeId), Node>,
-    pub(super) node_slots: BTreeMap<(Namespace, NodeId, i32), JobId>,
+    /// Each with its job, and the task of that which has it.
+    pub(super) node_slots: BTreeMap<(Namespace, NodeId, i32), (JobId, Option<TaskKey>)>,
+    pub(super) task_containers: BTreeMap<(JobId, TaskKey), PlacedTask>,
     pub(super) history: BTreeMap<(JobId, Epoch), PastLease>,
     pub(super) commands: HashMap<CommandId, Command>,
-    pub(super) logs: Vec<(JobId, Epoch, LogStream, u64, Bytes)>,
+    pub(super) logs: Vec<StoredBatch>,
     pub(super) progress: HashMap<JobId, String>,
     pub(super) recipes: BTreeMap<JobId, Recipe>,
     /// By child.
@@ -66,6 +68,7 @@ impl Default for World {
             workflow_slots: BTreeMap::new(),
             nodes: BTreeMap::new(),
             node_slots: BTreeMap::new(),
+            task_containers: BTreeMap::new(),
             history: BTreeMap::new(),
             commands: HashMap::new(),
             logs: Vec::new(),
@@ -75,6 +78,26 @@ impl Default for World {
             last_signal: 0,
         }
     }
+}
+
+/// The node of a recipe's task (table `task_containers`).
+#[derive(Debug, Clone)]
+pub(super) struct PlacedTask {
+    pub(super) path: String,
+    pub(super) epoch: i64,
+    pub(super) placement: Placement,
+    pub(super) container: Option<ContainerId>,
+}
+
+/// A piece of output (table `job_logs`).
+#[derive(Debug, Clone)]
+pub(super) struct StoredBatch {
+    pub(super) job: JobId,
+    pub(super) task: Option<TaskKey>,
+    pub(super) epoch: Epoch,
+    pub(super) stream: LogStream,
+    pub(super) first_byte: u64,
+    pub(super) data: Bytes,
 }
 
 /// What submission said (table `jobs`).

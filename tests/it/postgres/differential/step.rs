@@ -262,6 +262,7 @@ impl Pair<'_> {
         let Some(held) = self.some_authority() else { return };
         let batches: Vec<LogBatch> = (0..self.dice.random_range(0..3))
             .map(|_| LogBatch {
+                task: None,
                 stream: self.pick(&[LogStream::Stdout, LogStream::Stderr]),
                 first_byte: self.dice.random_range(0..3),
                 data: Bytes::from(vec![self.dice.random::<u8>(); 3]),
