@@ -14,6 +14,7 @@ mod hints;
 mod life;
 pub(crate) mod nodes;
 mod registry;
+mod supplied;
 
 use std::{
     future::Future,
@@ -40,6 +41,7 @@ use crate::{
         execution::{ExecutionRuntime, OnHandoff, RecipeEngine, RecipeWorkerOptions, StoreRuntime},
         op::Ops,
         ops::secrets::Secrets,
+        supplied::Capability,
     },
     workload::{handler::Handlers, heartbeat::HeartbeatProbe},
 };
@@ -240,6 +242,22 @@ impl Health {
     }
 }
 
+/// Gives leases of a running worker away. Cheap to clone, usable from any thread.
+#[derive(Debug, Clone)]
+pub struct Leases {
+    supervision: Arc<OnceLock<Supervision>>,
+}
+
+impl Leases {
+    /// Exports the lease of a RECIPE job that the worker holds: the work stops here, the lease is renewed no more, and
+    /// whoever gets the capability goes on from what is recorded ([`crate::recipe::supplied`]). None when the worker does
+    /// not hold the job, or the work came to an end of its own first.
+    pub async fn export(&self, job: JobId) -> Option<Capability> {
+        let supervision = self.supervision.get()?;
+        supervision.export(job, life::STOP_GRACE).await.map(Capability::from)
+    }
+}
+
 /// What the actors' thread is told. It can only get more urgent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Order {
@@ -273,6 +291,10 @@ impl Wiring {
 
     pub(crate) fn health(&self) -> Health {
         Health { supervision: Arc::clone(&self.supervision), hints: self.hints.clone() }
+    }
+
+    pub(crate) fn leases(&self) -> Leases {
+        Leases { supervision: Arc::clone(&self.supervision) }
     }
 
     /// See [`crate::worker::Worker::run_until_or_now`].

@@ -46,6 +46,7 @@ use crate::{
             self,
             secrets::{SecretError, Secrets},
         },
+        supplied::{Listener, RunEnd, RunRequest, RunStop, Supplied},
     },
     wiring::{self, Runtimes, Wiring},
     workload::{
@@ -54,7 +55,7 @@ use crate::{
     },
 };
 
-pub use crate::wiring::{Health, HintHealth, RunError, WorkerExit};
+pub use crate::wiring::{Health, HintHealth, Leases, RunError, WorkerExit};
 
 /// A worker that is ready to run.
 #[derive(Debug)]
@@ -165,6 +166,25 @@ impl Worker {
         N: Future<Output = ()> + Send,
     {
         self.wiring.run(shutdown, now).await
+    }
+
+    /// Gives leases that the worker holds away, from when it runs until it has ended.
+    #[must_use]
+    pub fn leases(&self) -> Leases {
+        self.wiring.leases()
+    }
+
+    /// Runs one lease that somebody else acquired instead of claiming any: with the ops, secrets, allocation and times
+    /// of this worker. A request without routes is for whatever this worker serves. `stop` ends it early. See
+    /// [`crate::recipe::supplied`].
+    pub async fn run_with_lease(
+        self,
+        lease: Supplied,
+        request: RunRequest,
+        listener: Listener,
+        stop: RunStop,
+    ) -> RunEnd {
+        self.wiring.run_with_lease(lease, request, listener, stop).await
     }
 }
 

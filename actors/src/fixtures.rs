@@ -243,7 +243,7 @@ impl Rig {
             settings: ActorSettings {
                 claim: ClaimSettings {
                     owner: owner(),
-                    routes: Arc::from([Route::handler("noop"), Route::container()]),
+                    routes: Arc::from([Route::handler("noop"), Route::container(), Route::recipe("recipe", "")]),
                     concurrency: settings.concurrency,
                     batch: 100,
                     poll_interval: settings.poll,

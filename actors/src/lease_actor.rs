@@ -8,13 +8,17 @@
 //! |---|---|---|
 //! | [`StopWork`] | supervision | give the job back: stop the work, at most this long |
 //! | [`RenewNow`] | supervision | a cancel may have been requested: ask now instead of at the next renewal |
+//! | [`ExportLease`] | supervision | give the lease away: stop the work, renew no more, and say what proves it |
 //!
 //! It has one timer, set for the earliest thing to do and looked at again when it fires: a job that ends at
 //! once never touches it again.
 
 mod calls;
+#[cfg(test)]
+mod exporting;
 mod recovering;
 mod reporting;
+mod telling;
 #[cfg(test)]
 mod tests;
 mod working;
@@ -24,24 +28,26 @@ use std::{sync::Arc, time::Duration};
 use actix::{
     Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, Message, SpawnHandle, WrapFuture,
 };
-use tokio::time::Instant;
+use tokio::{sync::oneshot, time::Instant};
 
+pub use self::telling::{LeaseNotice, LeaseOver, OnNotice};
 use self::{
     calls::{Calls, FIRST_RETRY},
     recovering::Recovery,
     reporting::Pending,
+    telling::Supplied,
 };
 use crate::{
     clock::{Anchor, Deadline},
     domain::{
-        CommandId, Epoch, JobId,
+        CommandId, Epoch, JobId, JobKind,
         lease::{Effect, Event, Phase, StopReason},
     },
     error::StoreError,
     fence::Watch,
     leases::LeaseEnv,
     permits::ActivePermit,
-    ports::{Grant, Renewal},
+    ports::{Authority, Ended, Grant, Renewal},
     work::WorkOutcome,
 };
 
@@ -57,6 +63,19 @@ pub struct StopWork {
 #[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "()")]
 pub struct RenewNow;
+
+/// Give the lease to somebody else, who goes on from what is recorded. The work stops (its own end, if it comes to one,
+/// is reported and then nothing is given away), renewals stop, nothing more is started, and the permit awaits
+/// reconciliation: it is free when the lease has surely ended, or was redeemed. Where nothing is given away, the
+/// sender is dropped.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct ExportLease {
+    /// Whom to tell what proves the lease.
+    pub to: oneshot::Sender<Authority>,
+    /// How long the work may take to stop before it is ended by force.
+    pub kill_in: Duration,
+}
 
 /// The holder of one grant.
 #[derive(Debug)]
@@ -85,6 +104,12 @@ pub struct LeaseActor {
     give_back: bool,
     /// The lease was taken over.
     recovery: Option<Recovery>,
+    /// The lease was acquired by somebody else.
+    supplied: Option<Supplied>,
+    /// Who asked for the lease.
+    export: Option<oneshot::Sender<Authority>>,
+    /// The last answer to the report.
+    ended: Option<Ended>,
 }
 
 impl LeaseActor {
@@ -117,6 +142,9 @@ impl LeaseActor {
             alarm: None,
             give_back: false,
             recovery: None,
+            supplied: None,
+            export: None,
+            ended: None,
             grant,
         }
     }
@@ -168,6 +196,9 @@ impl LeaseActor {
                     tracing::debug!(job = %self.job(), epoch = %self.epoch(), ?event, ?phase, "lease");
                 }
                 self.perform(effect, ctx);
+                if phase != before {
+                    self.tell_of_change(before, phase, effect);
+                }
             }
             Err(illegal) => {
                 // A defect of ours. The safe way out is that of a dead actor: the work is told that its
@@ -220,6 +251,14 @@ impl LeaseActor {
                 self.close(ctx);
             }
             Effect::Reconcile => self.close(ctx),
+            Effect::Export => {
+                if let Some(to) = self.export.take() {
+                    tracing::info!(job = %self.job(), epoch = %self.epoch(), "the lease is given away");
+                    // Nobody may be waiting any more: then it expires.
+                    let _ = to.send(self.grant.authority.clone());
+                }
+                self.close(ctx);
+            }
         }
     }
 
@@ -266,6 +305,7 @@ impl LeaseActor {
             Ok(Renewal::Held { remaining, cancel_requested }) if !remaining.is_zero() => {
                 self.renewals.succeeded(number);
                 self.env.tally.renewals_held.one();
+                self.tell(LeaseNotice::Renewed { remaining });
                 let deadline = asked.after(remaining.saturating_sub(timings.safety_margin));
                 // The first renewal replaces what was only guessed from the claim (a replayed grant may be
                 // older than its answer); afterwards a late answer to an older call takes nothing back.
@@ -308,6 +348,7 @@ impl LeaseActor {
             Ok(Renewal::NotLive) => {
                 self.renewals.succeeded(number);
                 self.env.tally.renewals_not_live.one();
+                self.tell(LeaseNotice::NotLive);
                 self.feed(Event::NotLive, ctx);
             }
             Err(error) => {
@@ -315,6 +356,7 @@ impl LeaseActor {
                 self.env.tally.renewals_unknown.one();
                 tracing::warn!(job = %self.job(), epoch = %self.epoch(), %error,
                     left = ?self.deadline.remaining(), "not renewed, asking again");
+                self.tell(LeaseNotice::NoAnswer(error));
                 self.arm(ctx);
             }
         }
@@ -445,6 +487,24 @@ impl Handler<RenewNow> for LeaseActor {
         } else {
             self.renew(ctx);
             self.arm(ctx);
+        }
+    }
+}
+
+impl Handler<ExportLease> for LeaseActor {
+    type Result = ();
+
+    fn handle(&mut self, message: ExportLease, ctx: &mut Context<Self>) {
+        let ExportLease { to, kill_in } = message;
+        let exportable = self.grant.kind == JobKind::Recipe && self.recovery.is_none() && !self.give_back;
+        if std::thread::panicking() || self.phase == Phase::Closed || self.export.is_some() || !exportable {
+            return;
+        }
+        self.export = Some(to);
+        self.kill_in = Some(self.kill_in.map_or(kill_in, |sooner| sooner.min(kill_in)));
+        self.feed(Event::Export, ctx);
+        if self.phase != Phase::Stopping(StopReason::Exported) {
+            self.export = None;
         }
     }
 }

@@ -29,6 +29,7 @@
 //! | [`LookAgain`](dispatch_actor::LookAgain) | DispatchActor | hint | the next poll finds what is due |
 //! | [`RenewNow`](lease_actor::RenewNow) | LeaseActor | hint | the next renewal tells of the cancel |
 //! | [`StopWork`](lease_actor::StopWork) | LeaseActor | order | (sent past the mailbox's bound) |
+//! | [`ExportLease`](lease_actor::ExportLease) | LeaseActor | request | whoever asked hears that nothing is given away |
 //! | [`RunContainer`](runtime_node_actor::RunContainer) | RuntimeNodeActor | request | the fence ends what it may have started |
 //! | [`RecoverContainer`](runtime_node_actor::RecoverContainer) | RuntimeNodeActor | request | the recovery is put off |
 //!
@@ -75,6 +76,7 @@ pub mod recovery_actor;
 pub mod runtime_node_actor;
 pub mod settings;
 pub mod slot;
+pub mod supplied;
 pub mod supervision;
 #[cfg(feature = "memory")]
 pub mod testing;

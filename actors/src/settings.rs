@@ -43,6 +43,23 @@ impl LeaseTimings {
         if needed <= self.lease { Ok(()) } else { Err(TimingsTooTight(*self)) }
     }
 
+    /// These times for a lease of another duration: what is too long for a shorter one is shortened with it, so that a
+    /// lease that came from elsewhere is held by the same rules.
+    #[must_use]
+    pub fn fitted(self, lease: Duration) -> Self {
+        if lease >= self.lease || self.lease.is_zero() {
+            return Self { lease, ..self };
+        }
+        let shorter = |time: Duration| time.mul_f64(lease.as_secs_f64() / self.lease.as_secs_f64());
+        Self {
+            lease,
+            renew_interval: shorter(self.renew_interval),
+            safety_margin: shorter(self.safety_margin),
+            store_timeout: shorter(self.store_timeout),
+            stop_grace: self.stop_grace,
+        }
+    }
+
     /// How many renewals in a row may stay without an answer, each for the whole store timeout, before
     /// the work is asked to stop.
     #[must_use]

@@ -21,18 +21,18 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::{
     claim_actor::{ClaimActor, ClaimParts, ClaimStatus, NotClaiming, StopClaiming, Wake},
     dispatch_actor::{DispatchActor, DispatchParts, LookAgain},
     domain::JobId,
     fence::{Fence, OnStuck},
-    lease_actor::{RenewNow, StopWork},
+    lease_actor::{ExportLease, RenewNow, StopWork},
     leases::{Alive, LeaseEnv, Tally, TallySnapshot},
     nodes::{Nodes, StartNode},
     permits::{Hands, PermitCounts, Permits},
-    ports::{LeaseStore, WorkRunner},
+    ports::{Authority, LeaseStore, WorkRunner},
     reconcile_actor::ReconcileActor,
     recovery_actor::{RecoveryActor, RecoveryParts, RecoveryStatus, RecoveryView},
     settings::ActorSettings,
@@ -264,6 +264,16 @@ impl Supervision {
             // A full mailbox, or an actor that has just ended: the next renewal tells as well.
             let _ = lease.try_send(RenewNow);
         }
+    }
+
+    /// Gives the lease of a RECIPE job in hand to somebody else, with [`crate::supplied`]: its work is stopped, within
+    /// `kill_in`, and goes on there from what is recorded. None where the job is not in hand, or ended first; it is never
+    /// given away while anything of it may run here.
+    pub async fn export(&self, job: JobId, kill_in: Duration) -> Option<Authority> {
+        let lease = self.inner.env.alive.of(job)?;
+        let (to, given) = oneshot::channel();
+        lease.send(ExportLease { to, kill_in }).await.ok()?;
+        given.await.ok()
     }
 
     /// Hints may have been lost: look at everything.

@@ -30,6 +30,7 @@ pub(super) fn add_to(command: Command) -> Command {
     let mut command = command.arg(config).args(rows(&[Scope::Everywhere]).map(|row| arg(row).global(true)));
     for (name, scopes) in [
         ("worker", &[Scope::Worker, Scope::Fleet, Scope::Allocation][..]),
+        ("run-with-lease", &[Scope::Worker, Scope::Allocation]),
         ("node", &[Scope::Node, Scope::Fleet]),
         ("dev", &[Scope::Worker, Scope::Node, Scope::Fleet, Scope::Allocation]),
         ("config", &[Scope::Worker, Scope::Node, Scope::Fleet, Scope::Allocation]),
@@ -37,7 +38,11 @@ pub(super) fn add_to(command: Command) -> Command {
     ] {
         command = command.mut_subcommand(name, |sub| sub.args(rows(scopes).map(arg)));
     }
-    command
+    // Whoever acquires a lease holds it under a name, for a while, and does nothing else of a worker.
+    let acquirer = |row: &&'static Setting| matches!(row.key, Key::WorkerId | Key::LeaseDuration);
+    command.mut_subcommand("lease", |lease| {
+        lease.mut_subcommand("acquire", |sub| sub.args(rows(&[Scope::Worker]).filter(acquirer).map(arg)))
+    })
 }
 
 fn rows(scopes: &[Scope]) -> impl Iterator<Item = &'static Setting> {

@@ -14,6 +14,7 @@ mod follow;
 mod job;
 mod job_args;
 mod jobs;
+mod lease;
 mod man;
 mod migrate;
 mod node;
@@ -21,6 +22,7 @@ mod output;
 mod recipe;
 mod recipe_args;
 mod run;
+mod run_with_lease;
 mod steps;
 mod store;
 mod submit;
@@ -63,10 +65,12 @@ enum Command {
     Node(node::Args),
     Submit(submit::Args),
     Run(run::Args),
+    RunWithLease(run_with_lease::Args),
     Jobs(jobs::Args),
     Job(job::Args),
     Workflow(workflow::Args),
     Recipe(recipe::Args),
+    Lease(lease::Args),
     Allocation(allocation::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
@@ -106,10 +110,12 @@ fn dispatch(command: Command, settings: &Effective) -> Result<Exit, CliError> {
         Command::Node(args) => node::run(&args, settings),
         Command::Submit(args) => submit::run(&args, settings),
         Command::Run(args) => run::run(&args, settings),
+        Command::RunWithLease(args) => run_with_lease::run(&args, settings),
         Command::Jobs(args) => jobs::run(&args, settings),
         Command::Job(args) => job::run(&args, settings),
         Command::Workflow(args) => workflow::run(&args, settings),
         Command::Recipe(args) => recipe::run(&args),
+        Command::Lease(args) => lease::run(&args, settings),
         Command::Allocation(args) => allocation::run(&args, settings),
         Command::Doctor(args) => doctor::run(&args, settings),
         Command::Bench(args) => bench::run(&args, settings),

@@ -4,12 +4,11 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use leasehold_actors::{
     domain::{CommandId, InvalidDefinition, JobId, LeaseToken, Namespace, json},
-    error::StoreError,
+    error::{Applied, StoreError, StoreErrorKind},
     ports::{
         Authority, PayloadUpdate,
         recipe::{
-            Event, Hint, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded, Redeemed,
-            Refusal, ReopenAnswer, Reopening, SignalAnswer,
+            Event, HeldLease, Hint, LeaseRead, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded, Redeemed, Refusal, ReopenAnswer, Reopening, SignalAnswer,
         },
     },
 };
@@ -18,7 +17,7 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::{
-    PgStore, error,
+    PgStore, error, grant,
     owners::Holder,
     pool::{Lane, Pools},
     protected::{self, LEASE, Verb},
@@ -32,6 +31,8 @@ use crate::submission;
 
 static RECIPE_JOB: Sql = sql!("recipe_job", [TEXT, INT8]);
 static RECIPE_EVENTS: Sql = sql!("recipe_events", [TEXT, INT8, INT8, INT8, INT8]);
+static RECIPE_EVENTS_AT: Sql = sql!("recipe_events_at", [TEXT, INT8, TEXT]);
+static READ_LEASE: Sql = sql!("read_lease", [INT8, UUID, TEXT, TEXT, UUID, INT8]);
 static REFUSE: Sql = sql!("refuse", [INT8, UUID, TEXT, TEXT, UUID, TEXT]);
 static REDEEM: Sql = sql!("redeem", [INT8, UUID, TEXT, TEXT, UUID, UUID, UUID, TEXT]);
 static SEND_SIGNAL: Sql = sql!("send_signal", [INT8, TEXT, TEXT, TEXT, TEXT]);
@@ -77,6 +78,24 @@ impl RecipeStore for PgStore {
         .await
     }
 
+    async fn events_at(
+        &self,
+        namespace: &Namespace,
+        job: JobId,
+        path: &str,
+    ) -> Result<Vec<Event>, StoreError> {
+        const OPERATION: &str = "recipe_events_at";
+        let (inner, namespace, path) =
+            (std::sync::Arc::clone(&self.inner), namespace.clone(), path.to_owned());
+        protected::on(&self.inner.io, OPERATION, self.inner.pools.timeout, async move {
+            let asked: &[&(dyn tokio_postgres::types::ToSql + Sync)] =
+                &[&namespace.as_str(), &job.0, &path];
+            let rows = inner.pools.call(Lane::Leases, OPERATION, &RECIPE_EVENTS_AT, asked).await?;
+            rows.iter().map(|row| recipe_record::event(Columns::new(OPERATION, row))).collect()
+        })
+        .await
+    }
+
     async fn record(
         &self,
         authority: &Authority,
@@ -111,6 +130,12 @@ impl RecipeStore for PgStore {
             reason.pop();
         }
         self.single::<Refuse>(RefuseAsk { holder: self.holder(authority), reason }).await
+    }
+
+    async fn read_lease(&self, authority: &Authority) -> Result<LeaseRead, StoreError> {
+        let (pools, holder) = (self.inner.pools.clone(), self.holder(authority));
+        let limit = pools.timeout;
+        protected::on(&self.inner.io, READ, limit, async move { read_lease(&pools, &holder).await }).await
     }
 
     async fn redeem(
@@ -307,6 +332,34 @@ impl RedeemAsk {
         }
         hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
     }
+}
+
+/// The operation that reads a lease.
+const READ: &str = "read_lease";
+
+async fn read_lease(pools: &Pools, h: &Holder) -> Result<LeaseRead, StoreError> {
+    let owner = &h.owner;
+    let asked: &[&(dyn tokio_postgres::types::ToSql + Sync)] =
+        &[&h.job, &h.token, &owner.namespace.as_str(), &owner.worker.as_str(), &owner.process.0, &h.epoch];
+    let rows = pools.call(Lane::Leases, READ, &READ_LEASE, asked).await?;
+    let row = rows.first().ok_or_else(|| error::garbled(READ, "no row"))?;
+    let columns = Columns::only(READ, &rows)?;
+    if columns.get("standby")? {
+        return Err(StoreError {
+            operation: READ,
+            kind: StoreErrorKind::ReadOnly,
+            applied: Applied::No,
+            message: "a standby answered; only the primary knows".to_owned(),
+        });
+    }
+    let Some(lease_ms) = columns.get::<Option<i32>>("lease_ms")? else {
+        return Ok(if columns.get("known")? { LeaseRead::NotLive } else { LeaseRead::JobNotFound });
+    };
+    Ok(LeaseRead::Live(Box::new(HeldLease {
+        grant: grant::read(row, 2, owner, lease_ms).map_err(|e| error::garbled(READ, e))?,
+        remaining: micros(columns.get("remaining_us")?),
+        timeout_left: columns.get::<Option<i64>>("timeout_left_us")?.map(micros),
+    })))
 }
 
 /// Put a new token in the place of another.

@@ -24,6 +24,7 @@ pub mod ops;
 pub mod rehearsal;
 pub mod schema;
 mod session;
+pub mod supplied;
 pub mod template;
 mod yaml;
 

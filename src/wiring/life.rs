@@ -14,7 +14,7 @@ use super::{Order, Parts, RunError, Wiring, WorkerExit, hints, nodes, registry};
 use crate::{config::WorkerSettings, recipe::execution::facts_of, workload::Workloads};
 
 /// How long HEARTBEAT and HANDLER work that is told to stop may take. (A container names its own.)
-const STOP_GRACE: Duration = Duration::from_secs(5);
+pub(super) const STOP_GRACE: Duration = Duration::from_secs(5);
 
 /// Most jobs that one dispatch statement queues.
 const DISPATCH_BATCH: u32 = 500;
@@ -113,7 +113,7 @@ async fn supervise(
     failed.map_or(Ok(WorkerExit::StoppedNow(left)), Err)
 }
 
-fn actor_settings(settings: &WorkerSettings, owner: Claimant, routes: Arc<[Route]>) -> ActorSettings {
+pub(super) fn actor_settings(settings: &WorkerSettings, owner: Claimant, routes: Arc<[Route]>) -> ActorSettings {
     ActorSettings {
         claim: ClaimSettings {
             owner,

@@ -9,7 +9,7 @@ pub mod handler;
 pub mod heartbeat;
 mod pinned;
 pub mod probe_tls;
-mod recipe;
+pub(crate) mod recipe;
 mod runner;
 mod task;
 

@@ -11,19 +11,20 @@ use tokio::runtime::Handle;
 use tracing::Instrument as _;
 
 use super::{handler::panic_text, task::AbortOnDrop};
-use crate::recipe::execution::RecipeEngine;
+use crate::recipe::execution::{RecipeEngine, RunWatch};
 
 /// Runs the recipe of a grant. Returns only when its walk, and every op of it, is really gone.
-pub(super) async fn run(
+pub(crate) async fn run(
     engine: &Arc<RecipeEngine>,
     grant: Arc<Grant>,
     lease: LeaseContext,
     threads: &Handle,
+    watch: Arc<RunWatch>,
 ) -> WorkOutcome {
     let (engine, hold, for_walk) = (Arc::clone(engine), lease.hold(), lease.clone());
     let work = async move {
         let _hold = hold;
-        engine.run(&grant, &for_walk).await
+        engine.run_watched(&grant, &for_walk, &watch).await
     };
     let task = threads.spawn(work.in_current_span());
     lease.runs_as(task.abort_handle());

@@ -71,7 +71,7 @@ impl WorkRunner for Workloads {
             JobKind::Handler => self.handlers.run(&grant, lease, &self.runtime).await,
             JobKind::Heartbeat => self.probe(&grant, lease).await,
             JobKind::Recipe => match &self.recipes {
-                Some(engine) => recipe::run(engine, grant, lease, &self.runtime).await,
+                Some(engine) => recipe::run(engine, grant, lease, &self.runtime, Arc::default()).await,
                 None => bad_definition("this worker runs no recipes"),
             },
             JobKind::Container => bad_definition("a CONTAINER job cannot run inside the worker process"),

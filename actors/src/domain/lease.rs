@@ -21,6 +21,8 @@ pub enum StopReason {
     LeaseLost,
     /// The worker shuts down; the job is given back.
     Draining,
+    /// The lease goes to another process, which goes on from what is recorded.
+    Exported,
 }
 
 /// Where a holder stands with its lease.
@@ -55,6 +57,8 @@ pub enum Event {
     Deadline,
     /// The worker gives its jobs back.
     Drain,
+    /// Somebody asks for the lease, to run it elsewhere.
+    Export,
     /// The work was told to stop and has not done so in its time.
     StopGraceOver,
     /// The work has surely ended.
@@ -114,6 +118,8 @@ pub enum Effect {
     Free,
     /// The permit awaits reconciliation.
     Reconcile,
+    /// Nothing runs here (any more): the lease is given to who asked for it, and the permit awaits reconciliation.
+    Export,
 }
 
 /// An event that cannot happen in that phase: a defect of the shell, never of the outside.
@@ -141,6 +147,7 @@ impl Phase {
                 E::NotLive => (Self::Closed, Effect::Free),
                 E::LeaseRunsOut | E::Deadline => (Self::Closed, Effect::Reconcile),
                 E::Drain => Self::report(Report::Release),
+                E::Export => (Self::Closed, Effect::Export),
                 _ => return illegal,
             }),
             Self::Running => Ok(match event {
@@ -149,6 +156,7 @@ impl Phase {
                 E::TimedOut => Self::stop(StopReason::TimedOut),
                 E::LeaseRunsOut => Self::stop(StopReason::LeaseLost),
                 E::Drain => Self::stop(StopReason::Draining),
+                E::Export => Self::stop(StopReason::Exported),
                 E::NotLive | E::Deadline => (Self::Stopping(StopReason::LeaseLost), Effect::KillLost),
                 E::WorkEnded(WorkEnd::ByItself) => Self::report(Report::Outcome),
                 E::WorkEnded(WorkEnd::Stopped) => Self::report(Report::StoppedUnasked),
@@ -156,15 +164,18 @@ impl Phase {
             }),
             // Lost is lost: a late confirmation revives nothing, and nothing is reported any more.
             Self::Stopping(StopReason::LeaseLost) => Ok(match event {
-                E::Held | E::CancelSeen | E::TimedOut | E::LeaseRunsOut | E::Drain => (self, Effect::None),
+                E::Held | E::CancelSeen | E::TimedOut | E::LeaseRunsOut | E::Drain | E::Export => {
+                    (self, Effect::None)
+                }
                 E::NotLive | E::Deadline | E::StopGraceOver => (self, Effect::KillLost),
                 E::WorkEnded(_) => (Self::Closed, Effect::Reconcile),
                 _ => return illegal,
             }),
             Self::Stopping(why) => Ok(match event {
-                E::Held | E::TimedOut => (self, Effect::None),
-                // Not given back for a retry, then.
-                E::CancelSeen if why == StopReason::Draining => {
+                // It stops already; for an export the reason must be no other.
+                E::Held | E::TimedOut | E::Export => (self, Effect::None),
+                // Not given back for a retry, then, nor to anybody else.
+                E::CancelSeen if matches!(why, StopReason::Draining | StopReason::Exported) => {
                     (Self::Stopping(StopReason::Canceled), Effect::None)
                 }
                 E::CancelSeen => (self, Effect::None),
@@ -174,17 +185,22 @@ impl Phase {
                 E::NotLive | E::Deadline => (Self::Stopping(StopReason::LeaseLost), Effect::KillLost),
                 E::StopGraceOver => (self, Effect::Kill),
                 E::WorkEnded(WorkEnd::ByItself) => Self::report(Report::Outcome),
-                E::WorkEnded(WorkEnd::Stopped) => Self::report(match why {
-                    StopReason::Canceled => Report::Cancel,
-                    StopReason::TimedOut => Report::TimedOut,
-                    StopReason::Draining | StopReason::LeaseLost => Report::Release,
-                }),
+                E::WorkEnded(WorkEnd::Stopped) => match why {
+                    StopReason::Canceled => Self::report(Report::Cancel),
+                    StopReason::TimedOut => Self::report(Report::TimedOut),
+                    StopReason::Draining | StopReason::LeaseLost => Self::report(Report::Release),
+                    StopReason::Exported => (Self::Closed, Effect::Export),
+                },
                 _ => return illegal,
             }),
             Self::Reporting(report) => Ok(match event {
-                E::Held | E::CancelSeen | E::TimedOut | E::LeaseRunsOut | E::Drain | E::StopGraceOver => {
-                    (self, Effect::None)
-                }
+                E::Held
+                | E::CancelSeen
+                | E::TimedOut
+                | E::LeaseRunsOut
+                | E::Drain
+                | E::Export
+                | E::StopGraceOver => (self, Effect::None),
                 // Usually our own report has just ended it, and its answer is still on the way.
                 E::NotLive => (self, Effect::StopRenewing),
                 E::Deadline | E::ReportGivenUp => (Self::Closed, Effect::Reconcile),
@@ -226,8 +242,13 @@ impl Phase {
 mod tests {
     use super::*;
 
-    const REASONS: [StopReason; 4] =
-        [StopReason::Canceled, StopReason::TimedOut, StopReason::LeaseLost, StopReason::Draining];
+    const REASONS: [StopReason; 5] = [
+        StopReason::Canceled,
+        StopReason::TimedOut,
+        StopReason::LeaseLost,
+        StopReason::Draining,
+        StopReason::Exported,
+    ];
     const REPORTS: [Report; 6] = [
         Report::Outcome,
         Report::Cancel,
@@ -236,7 +257,7 @@ mod tests {
         Report::Release,
         Report::Refused,
     ];
-    const EVENTS: [Event; 13] = [
+    const EVENTS: [Event; 14] = [
         Event::Held,
         Event::CancelSeen,
         Event::NotLive,
@@ -250,6 +271,7 @@ mod tests {
         Event::ReportAnswered,
         Event::ReportRefused,
         Event::ReportGivenUp,
+        Event::Export,
     ];
 
     fn phases() -> Vec<Phase> {
@@ -277,21 +299,23 @@ mod tests {
             Effect::StopRenewing => 'n',
             Effect::Free => 'F',
             Effect::Reconcile => 'A',
+            Effect::Export => 'E',
         };
         let table = [
-            (Phase::Confirming, "SRF-AAR------"),
-            (Phase::Running, ".sKssKs-RR---"),
-            (Phase::Stopping(StopReason::Canceled), "..K.sKskRR---"),
-            (Phase::Stopping(StopReason::TimedOut), "..K.sKskRR---"),
-            (Phase::Stopping(StopReason::Draining), "..K.sKskRR---"),
-            (Phase::Stopping(StopReason::LeaseLost), "..K..K.KAA---"),
-            (Phase::Reporting(Report::Outcome), "..n..A..--FRA"),
-            (Phase::Reporting(Report::TimedOut), "..n..A..--FRA"),
-            (Phase::Reporting(Report::StoppedUnasked), "..n..A..--FRA"),
-            (Phase::Reporting(Report::Cancel), "..n..A..--FAA"),
-            (Phase::Reporting(Report::Release), "..n..A..--FAA"),
-            (Phase::Reporting(Report::Refused), "..n..A..--FAA"),
-            (Phase::Closed, "-------------"),
+            (Phase::Confirming, "SRF-AAR------E"),
+            (Phase::Running, ".sKssKs-RR---s"),
+            (Phase::Stopping(StopReason::Canceled), "..K.sKskRR---."),
+            (Phase::Stopping(StopReason::TimedOut), "..K.sKskRR---."),
+            (Phase::Stopping(StopReason::Draining), "..K.sKskRR---."),
+            (Phase::Stopping(StopReason::Exported), "..K.sKskRE---."),
+            (Phase::Stopping(StopReason::LeaseLost), "..K..K.KAA---."),
+            (Phase::Reporting(Report::Outcome), "..n..A..--FRA."),
+            (Phase::Reporting(Report::TimedOut), "..n..A..--FRA."),
+            (Phase::Reporting(Report::StoppedUnasked), "..n..A..--FRA."),
+            (Phase::Reporting(Report::Cancel), "..n..A..--FAA."),
+            (Phase::Reporting(Report::Release), "..n..A..--FAA."),
+            (Phase::Reporting(Report::Refused), "..n..A..--FAA."),
+            (Phase::Closed, "--------------"),
         ];
         assert_eq!(table.len(), phases().len(), "a phase is missing");
         for (phase, expected) in table {
@@ -323,6 +347,22 @@ mod tests {
         }
     }
 
+    /// E10: what was given away is not reported, and nothing runs here when it is given away.
+    #[test]
+    fn a_lease_is_exported_only_while_nothing_runs_under_it() {
+        for (phase, event, next) in all() {
+            if let Ok((next, Effect::Export)) = next {
+                assert!(
+                    (phase, event) == (Phase::Confirming, Event::Export)
+                        || (phase, event)
+                            == (Phase::Stopping(StopReason::Exported), Event::WorkEnded(WorkEnd::Stopped)),
+                    "{phase:?} {event:?}"
+                );
+                assert_eq!(next, Phase::Closed);
+            }
+        }
+    }
+
     #[test]
     fn after_a_lost_lease_nothing_is_reported_and_only_the_end_of_the_work_closes_it() {
         let lost = Phase::Stopping(StopReason::LeaseLost);
@@ -341,7 +381,10 @@ mod tests {
                 && !next.has_work()
             {
                 assert!(matches!(event, Event::WorkEnded(_)), "{phase:?} {event:?}");
-                assert!(matches!(effect, Effect::Report(_) | Effect::Reconcile), "{phase:?} {event:?}");
+                assert!(
+                    matches!(effect, Effect::Report(_) | Effect::Reconcile | Effect::Export),
+                    "{phase:?} {event:?}"
+                );
             }
         }
     }
@@ -349,7 +392,9 @@ mod tests {
     /// CL-15, SH-03: a real outcome is reported also while the work is being stopped.
     #[test]
     fn an_outcome_of_its_own_stands_whatever_it_was_stopped_for() {
-        for why in [StopReason::Canceled, StopReason::TimedOut, StopReason::Draining] {
+        for why in
+            [StopReason::Canceled, StopReason::TimedOut, StopReason::Draining, StopReason::Exported]
+        {
             let (next, _) = Phase::Stopping(why)
                 .on(Event::WorkEnded(WorkEnd::ByItself))
                 .expect("work may end by itself while it is being stopped");

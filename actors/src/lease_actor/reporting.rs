@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use actix::{ActorFutureExt, AsyncContext, Context, WrapFuture};
 use tokio::time::Instant;
 
-use super::{LeaseActor, calls::Calls};
+use super::{LeaseActor, LeaseNotice, calls::Calls};
 use crate::{
     domain::{
         CommandId, Failure, FailureKind, JobState,
@@ -148,6 +148,7 @@ impl LeaseActor {
             Ok(Answer::Ended(ended)) => {
                 pending.calls.succeeded(number);
                 self.count(&ended);
+                self.ended = Some(ended.clone());
                 if ended != Ended::NotLive {
                     self.after_the_report();
                 }
@@ -166,9 +167,11 @@ impl LeaseActor {
                 tracing::warn!(job = %self.job(), epoch = %self.epoch(), %error,
                     "the end is not confirmed, asking again");
                 if ends && error.applied == Applied::No && !error.is_retryable() {
+                    self.tell(LeaseNotice::NoAnswer(error.clone()));
                     self.refusal = Some(error.message);
                     self.feed(Event::ReportRefused, ctx);
                 } else {
+                    self.tell(LeaseNotice::NoAnswer(error));
                     self.arm(ctx);
                 }
             }

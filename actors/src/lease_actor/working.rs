@@ -60,7 +60,11 @@ impl LeaseActor {
                     }
                 }
             };
-            self.times_out = self.grant.timeout.map(|limit| Instant::now() + limit);
+            let limit = match &self.supplied {
+                Some(supplied) => supplied.timeout_left,
+                None => self.grant.timeout,
+            };
+            self.times_out = limit.map(|limit| Instant::now() + limit);
             let task = actix_rt::spawn(work.instrument(span));
             let abort = task.abort_handle();
             ctx.spawn(task.into_actor(self).map(|ended, act, ctx| {

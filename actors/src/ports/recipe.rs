@@ -12,7 +12,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
-use super::{Authority, LeaseStore};
+use super::{Authority, Grant, LeaseStore};
 use crate::{
     domain::{CommandId, Epoch, Failure, JobId, JobState, LeaseToken, Namespace, NewJob, WorkerId},
     error::StoreError,
@@ -357,6 +357,28 @@ pub enum ReopenAnswer {
     NotFound,
 }
 
+/// A live lease as whoever was given it must know it: read from the database, whatever else was said of it.
+#[derive(Debug, Clone)]
+pub struct HeldLease {
+    /// The grant, with the token that was presented.
+    pub grant: Grant,
+    /// Time to its expiry.
+    pub remaining: std::time::Duration,
+    /// How much of the attempt's timeout is left; none without a timeout.
+    pub timeout_left: Option<std::time::Duration>,
+}
+
+/// The answer to [`RecipeStore::read_lease`].
+#[derive(Debug, Clone)]
+pub enum LeaseRead {
+    /// It is live.
+    Live(Box<HeldLease>),
+    /// There is such a job, but this lease of it is not live.
+    NotLive,
+    /// There is no such job in this namespace.
+    JobNotFound,
+}
+
 /// The answer to a refusal of a job's execution payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
@@ -382,6 +404,15 @@ pub trait RecipeStore: LeaseStore {
     /// Reads the log behind an ordinal, oldest first: a bounded page, empty at the end. Needs no lease.
     async fn events(&self, namespace: &Namespace, job: JobId, after: i64) -> Result<Vec<Event>, StoreError>;
 
+    /// Reads what the log says of one path, oldest first; more than one task only where the job was reopened. Needs no
+    /// lease.
+    async fn events_at(
+        &self,
+        namespace: &Namespace,
+        job: JobId,
+        path: &str,
+    ) -> Result<Vec<Event>, StoreError>;
+
     /// Appends one event at a path, under a live lease.
     async fn record(
         &self,
@@ -392,6 +423,9 @@ pub trait RecipeStore: LeaseStore {
 
     /// Records under a live lease that the job's execution payload was refused.
     async fn refuse(&self, authority: &Authority, reason: &str) -> Result<Refusal, StoreError>;
+
+    /// Reads a live lease with all that its execution needs, from the primary, without changing anything.
+    async fn read_lease(&self, authority: &Authority) -> Result<LeaseRead, StoreError>;
 
     /// Puts a new token in the place of a live lease's: same owner, same epoch. From then on the old one proves
     /// nothing. A repeat under the same command with the same new token answers the same.

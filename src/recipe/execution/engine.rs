@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use leasehold_actors::{
@@ -12,7 +13,7 @@ use leasehold_actors::{
         execution::{AdmissionError, Allocation, Requirements, payload},
     },
     ports::{
-        Ended, Grant,
+        End, Ended, Grant,
         recipe::{Event, RecipeJob, Refusal},
     },
     work::{LeaseContext, WorkOutcome},
@@ -23,6 +24,7 @@ use super::{
     give_back::{GivenBack, Needs, give_back, read, repeat},
     guard::{ExecutionHandoff, GuardedTask, Inner, OnHandoff, Stage, WrapTaskWorker},
     runtime::{JobRuntime, Reschedule},
+    watch::{LeaseEvent, RunStart, RunWatch, Waiting},
 };
 use crate::recipe::{
     bundle::Bundle,
@@ -151,14 +153,30 @@ impl RecipeEngine {
     /// Runs the job of a grant, until its recipe has an end, or goes on later or elsewhere. The shared runner of
     /// claimed and of supplied leases: it acquires nothing.
     pub async fn run(&self, grant: &Grant, lease: &LeaseContext) -> WorkOutcome {
+        self.run_watched(grant, lease, &Arc::default()).await
+    }
+
+    /// As [`RecipeEngine::run`], with somebody who looks on.
+    pub(crate) async fn run_watched(
+        &self,
+        grant: &Grant,
+        lease: &LeaseContext,
+        watch: &Arc<RunWatch>,
+    ) -> WorkOutcome {
         let (spec, recipe, overrides) = match self.definition(&grant.definition) {
             Ok(found) => found,
             Err(failure) => return WorkOutcome::FailedForGood(failure),
         };
         let (job, events) = match self.admit(lease).await {
             Ok(admitted) => admitted,
-            Err(outcome) => return outcome,
+            Err(NotAdmitted { outcome, reason }) => {
+                watch.note(|notes| notes.not_admitted = Some(reason));
+                return outcome;
+            }
         };
+        if let Some(outcome) = before_run(grant, lease, watch, events.len()).await {
+            return outcome;
+        }
         let hands = Hands {
             runtime: Arc::clone(&self.runtime),
             lease: lease.clone(),
@@ -166,6 +184,7 @@ impl RecipeEngine {
             tasks: Arc::clone(&self.tasks),
             secrets: Arc::clone(&self.secrets),
             threads: self.threads.clone(),
+            watch: Arc::clone(watch),
         };
         let walk = Job {
             namespace: grant.authority.owner.namespace.clone(),
@@ -195,8 +214,9 @@ impl RecipeEngine {
             SessionEnd::Stopped => WorkOutcome::Stopped,
             SessionEnd::Lost | SessionEnd::CacheMiss { .. } => WorkOutcome::Abandoned,
             SessionEnd::HandOff { path, op, needs, mismatches } => {
+                let route = Route::recipe(spec.job_type, op);
                 let next = Reschedule {
-                    route: Some(Route::recipe(spec.job_type, op)),
+                    route: Some(route.clone()),
                     wake: Vec::new(),
                     payload: None,
                     publish: None,
@@ -205,22 +225,27 @@ impl RecipeEngine {
                 let declined_by = (!mismatches.is_empty()).then_some(&self.inner.allocation);
                 let publish = Needs { requirements: &needs, declined_by };
                 let given = give_back(&*self.runtime, lease, next, Some(publish)).await;
-                if let GivenBack::Acknowledged { answer: Ended::Rescheduled, published, .. } = &given
-                    && !mismatches.is_empty()
-                {
-                    (self.inner.on_handoff)(&ExecutionHandoff {
-                        kind: "environment_required",
-                        job: grant.authority.job,
-                        path,
-                        requirements: needs.clone(),
-                        allocation: self.inner.allocation.clone(),
-                        mismatches,
-                        published: *published,
-                    });
+                if let GivenBack::Acknowledged { answer: Ended::Rescheduled, published, .. } = &given {
+                    if mismatches.is_empty() {
+                        watch.tell(|| LeaseEvent::OtherRoute { path, route });
+                    } else {
+                        let handoff = ExecutionHandoff {
+                            kind: "environment_required",
+                            job: grant.authority.job,
+                            path,
+                            requirements: needs.clone(),
+                            allocation: self.inner.allocation.clone(),
+                            mismatches,
+                            published: *published,
+                        };
+                        (self.inner.on_handoff)(&handoff);
+                        watch.tell(|| LeaseEvent::Handoff(Box::new(handoff)));
+                    }
                 }
-                after(given, lease)
+                after(given, lease, watch)
             }
             SessionEnd::Waits { wake, needs } => {
+                let waiting = Waiting::of(&wake);
                 let next = Reschedule {
                     route: Some(Route::recipe(spec.job_type, "")),
                     wake,
@@ -228,7 +253,11 @@ impl RecipeEngine {
                     publish: None,
                 };
                 let publish = needs.as_ref().map(|requirements| Needs { requirements, declined_by: None });
-                after(give_back(&*self.runtime, lease, next, publish).await, lease)
+                let given = give_back(&*self.runtime, lease, next, publish).await;
+                if matches!(given, GivenBack::Acknowledged { answer: Ended::Rescheduled, .. }) {
+                    watch.tell(|| LeaseEvent::Waiting(waiting));
+                }
+                after(given, lease, watch)
             }
         }
     }
@@ -245,10 +274,10 @@ impl RecipeEngine {
     }
 
     /// Reads the job and its log. An execution payload that cannot be read is an error, and never "no requirements".
-    async fn admit(&self, lease: &LeaseContext) -> Result<(RecipeJob, Vec<Event>), WorkOutcome> {
+    async fn admit(&self, lease: &LeaseContext) -> Result<(RecipeJob, Vec<Event>), NotAdmitted> {
         let left = |reason: String| {
             tracing::warn!(job = %lease.authority().job, reason, "not admitted");
-            WorkOutcome::Abandoned
+            NotAdmitted { outcome: WorkOutcome::Abandoned, reason }
         };
         let job = read(&*self.runtime, lease).await.map_err(left)?;
         if let Err(error) = payload::read(&job.payload) {
@@ -259,9 +288,14 @@ impl RecipeEngine {
             }
             let refused = repeat(lease, || self.runtime.refuse(lease, &reason)).await.map_err(left)?;
             return Err(match refused {
-                Refusal::Recorded { in_a_row } if in_a_row >= REFUSALS => WorkOutcome::FailedForGood(
-                    Failure::new(FailureKind::System, "bad_execution_payload", reason),
-                ),
+                Refusal::Recorded { in_a_row } if in_a_row >= REFUSALS => NotAdmitted {
+                    outcome: WorkOutcome::FailedForGood(Failure::new(
+                        FailureKind::System,
+                        "bad_execution_payload",
+                        reason.clone(),
+                    )),
+                    reason,
+                },
                 Refusal::Recorded { .. } | Refusal::NotLive => left(reason),
             });
         }
@@ -280,11 +314,45 @@ impl RecipeEngine {
     }
 }
 
-fn after(given: GivenBack, lease: &LeaseContext) -> WorkOutcome {
+/// A job that may not begin here.
+struct NotAdmitted {
+    outcome: WorkOutcome,
+    reason: String,
+}
+
+/// Asks whoever has a say before a run; what is to be done instead of it, if they say no.
+async fn before_run(
+    grant: &Grant,
+    lease: &LeaseContext,
+    watch: &RunWatch,
+    recorded: usize,
+) -> Option<WorkOutcome> {
+    let hook = watch.before_run.as_ref()?;
+    let start = RunStart {
+        namespace: grant.authority.owner.namespace.clone(),
+        job: grant.authority.job,
+        epoch: grant.authority.epoch,
+        recorded,
+    };
+    let answer = tokio::select! {
+        biased;
+        _reason = lease.stopped() => return Some(WorkOutcome::Stopped),
+        answer = hook(start) => answer,
+    };
+    let reason = answer.err()?;
+    tracing::warn!(job = %grant.authority.job, reason, "held back before its run, given back");
+    watch.note(|notes| notes.held_back = Some(reason));
+    Some(WorkOutcome::GoesOn {
+        end: Box::new(End::Release { delay: Duration::ZERO, reason: "before_run" }),
+    })
+}
+
+fn after(given: GivenBack, lease: &LeaseContext, watch: &RunWatch) -> WorkOutcome {
     match given {
         GivenBack::Acknowledged { end, .. } => WorkOutcome::GoesOn { end },
         GivenBack::Unacknowledged(reason) => {
             tracing::warn!(job = %lease.authority().job, reason, "not given back; recovery will");
+            watch.note(|notes| notes.not_given_back = Some(reason));
             WorkOutcome::Abandoned
         }
     }

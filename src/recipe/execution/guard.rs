@@ -251,6 +251,10 @@ impl JobRuntime for ExecutionRuntime {
         self.runtime.history(namespace, job, after).await
     }
 
+    async fn lookup(&self, namespace: &Namespace, job: JobId, path: &str) -> Result<Vec<Event>, StoreError> {
+        self.runtime.lookup(namespace, job, path).await
+    }
+
     async fn record(
         &self,
         lease: &LeaseContext,

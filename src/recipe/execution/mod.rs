@@ -34,8 +34,10 @@ mod replay;
 mod runtime;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 pub(super) use self::guard::{Admitted, Declined};
+pub(crate) use self::watch::RunWatch;
 pub use self::{
     engine::{EngineError, RecipeEngine, RecipeWorkerOptions},
     facts::{facts_of, hint_of},
@@ -43,4 +45,5 @@ pub use self::{
     reopen::{ReopenError, reopen},
     replay::{Replay, ReplayEnd, ReplayedTask, replay},
     runtime::{JobRuntime, Reschedule, StoreRuntime},
+    watch::{BeforeRun, LeaseEvent, RunStart, TaskEnd, Waiting},
 };

@@ -60,6 +60,9 @@ pub trait JobRuntime: Send + Sync + 'static {
     /// Reads the log behind an ordinal, oldest first: a bounded page, empty at the end. Needs no lease.
     async fn history(&self, namespace: &Namespace, job: JobId, after: i64) -> Result<Vec<Event>, StoreError>;
 
+    /// Looks up what is recorded at one path, oldest first. Needs no lease.
+    async fn lookup(&self, namespace: &Namespace, job: JobId, path: &str) -> Result<Vec<Event>, StoreError>;
+
     /// Appends one event at a path, under a live lease.
     async fn record(
         &self,
@@ -139,6 +142,10 @@ impl JobRuntime for StoreRuntime {
 
     async fn history(&self, namespace: &Namespace, job: JobId, after: i64) -> Result<Vec<Event>, StoreError> {
         self.store.events(namespace, job, after).await
+    }
+
+    async fn lookup(&self, namespace: &Namespace, job: JobId, path: &str) -> Result<Vec<Event>, StoreError> {
+        self.store.events_at(namespace, job, path).await
     }
 
     async fn record(

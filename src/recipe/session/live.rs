@@ -24,7 +24,7 @@ use super::{
     walk::never,
 };
 use crate::recipe::{
-    execution::{GuardedTask, JobRuntime, Stage},
+    execution::{GuardedTask, JobRuntime, RunWatch, Stage},
     ops::secrets::Secrets,
 };
 
@@ -44,6 +44,8 @@ pub(in crate::recipe) struct Hands {
     pub(in crate::recipe) secrets: Arc<Secrets>,
     /// Where ops run: apart from what renews leases.
     pub(in crate::recipe) threads: Handle,
+    /// Who looks on.
+    pub(in crate::recipe) watch: Arc<RunWatch>,
 }
 
 impl fmt::Debug for Hands {

@@ -245,7 +245,9 @@ impl Session {
                 if !self.root.rests() {
                     return Poll::Pending;
                 }
-                if self.stopping.load(Ordering::Relaxed) {
+                // What the lease is told may not have come here yet.
+                let told = self.hands.as_ref().is_some_and(|hands| hands.lease.stop_reason().is_some());
+                if self.stopping.load(Ordering::Relaxed) || told {
                     return Poll::Ready(Err(Err(SessionEnd::Stopped)));
                 }
                 if !self.live.load(Ordering::Relaxed) {

@@ -23,7 +23,7 @@ use super::{
 use crate::recipe::{
     canonical::input_hash,
     exact::Json,
-    execution::{Admitted, Declined, ReplayedTask},
+    execution::{Admitted, Declined, LeaseEvent, ReplayedTask},
     limits::MAX_RESULT_BYTES,
     op::{Later, Task, TaskContext, TaskError, TaskStop, TaskStopper},
     template::{Rendered, ValueTemplate},
@@ -106,6 +106,10 @@ impl Session {
         let attempt = i32::try_from(attempt).unwrap_or(i32::MAX);
         let ran = loop {
             let (admitted, needs) = self.admitted(op, at, strand).await?;
+            // The fence may have said so before this walk has heard of it.
+            if self.hands().lease.stop_reason().is_some() {
+                return never(strand).await;
+            }
             match self.run_task(admitted, &needs, op, input, path, attempt, strand).await {
                 Ok(ran) => break ran,
                 Err(later) => self.wait_for_a_node(later, needs, path, strand).await,
@@ -118,7 +122,17 @@ impl Session {
         let event =
             NewEvent::Task { op: op.to_owned(), input_hash: hash.to_owned(), attempt, outcome, directive };
         match self.record(path, &event, strand).await {
-            Record::Stands(event) => Ok(event),
+            Record::Stands(event) => {
+                if let EventBody::Task { outcome, .. } = &event.body {
+                    self.hands().watch.tell(|| LeaseEvent::TaskFinished {
+                        path: path.to_owned(),
+                        op: op.to_owned(),
+                        attempt,
+                        end: outcome.into(),
+                    });
+                }
+                Ok(event)
+            }
             Record::Refused { code, message } => {
                 Err(self.fault(Fault::user(code, message), path, at.since, strand).await)
             }
@@ -208,6 +222,11 @@ impl Session {
             inputs: inputs.into(),
             context: context.clone(),
         };
+        hands.watch.tell(|| LeaseEvent::TaskStarted {
+            path: path.to_owned(),
+            op: op.to_owned(),
+            attempt,
+        });
         let mut running = admitted.start(task, &hands.lease, &hands.threads);
         let (result, stop) = tokio::select! {
             biased;

@@ -17,7 +17,7 @@ use crate::support::{
 };
 
 /// The hot statements, each with the literals to plan it with.
-const STATEMENTS: [(&str, &str, &str); 28] = [
+const STATEMENTS: [(&str, &str, &str); 30] = [
     (
         "claim",
         include_str!("../../../src/postgres/sql/claim.sql"),
@@ -135,6 +135,16 @@ const STATEMENTS: [(&str, &str, &str); 28] = [
         "recipe_events",
         include_str!("../../../src/postgres/sql/recipe_events.sql"),
         "'default', 1, 0, 500, 1000000",
+    ),
+    (
+        "recipe_events_at",
+        include_str!("../../../src/postgres/sql/recipe_events_at.sql"),
+        "'default', 1, 'a/b'",
+    ),
+    (
+        "read_lease",
+        include_str!("../../../src/postgres/sql/read_lease.sql"),
+        "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), 1",
     ),
     ("recipe_job", include_str!("../../../src/postgres/sql/recipe_job.sql"), "'default', 1"),
     (

@@ -7,10 +7,13 @@ use super::{
     recording::success,
 };
 use crate::{
-    domain::{CommandId, Failure, FailureKind, JobState, LeaseToken, RetryPolicy},
+    domain::{
+        CommandId, Epoch, Failure, FailureKind, JobId, JobState, LeaseToken, Namespace, ProcessId, RetryPolicy,
+        WorkerId,
+    },
     ports::{
-        End, Ended, PayloadUpdate, Renewal,
-        recipe::{PayloadSet, Recorded, Redeemed, Refusal},
+        Authority, End, Ended, PayloadUpdate, Renewal,
+        recipe::{LeaseRead, PayloadSet, Recorded, Redeemed, Refusal},
     },
     testing::harness::StoreHarness,
 };
@@ -66,6 +69,58 @@ pub async fn refusals_are_counted_in_a_row(harness: &dyn StoreHarness) {
     bench.end(&grant, reschedule()).await;
     bench.requeue(job).await;
     assert_eq!(bench.refuse(&bench.claim(job).await).await, Refusal::Recorded { in_a_row: 1 });
+}
+
+/// What a lease is worth is told to who can prove it, and what cannot be proven is told apart from what is not there.
+pub async fn a_lease_is_read_by_its_owner_alone(harness: &dyn StoreHarness) {
+    let bench = Bench::new(harness);
+    let job = bench
+        .submit(|job| {
+            job.definition = Some(super::bench::recipe());
+            job.timeout_ms = Some(60_000);
+        })
+        .await;
+    let grant = bench.claim(job).await;
+    let read = async |authority: &Authority| bench.recipes.read_lease(authority).await.expect("it answers");
+    let LeaseRead::Live(held) = read(&grant.authority).await else { panic!("it is live") };
+    assert_eq!(held.grant.authority, grant.authority);
+    assert_eq!(
+        (&held.grant.route, held.grant.attempt, held.grant.lease, &held.grant.definition),
+        (&grant.route, grant.attempt, grant.lease, &grant.definition)
+    );
+    assert!(held.remaining > Duration::ZERO && held.remaining <= grant.lease, "{:?}", held.remaining);
+    assert!(held.timeout_left.is_some_and(|left| left <= Duration::from_secs(60)), "{:?}", held.timeout_left);
+    let mut strangers = vec![grant.authority.clone(); 4];
+    strangers[0].token = LeaseToken::generate();
+    strangers[1].epoch = Epoch(grant.authority.epoch.0 + 1);
+    strangers[2].owner.process = ProcessId::generate();
+    strangers[3].owner.worker = WorkerId::new("somebody-else").expect("a plain name");
+    for stranger in &strangers {
+        assert!(matches!(read(stranger).await, LeaseRead::NotLive), "{stranger:?}");
+    }
+    let mut elsewhere = grant.authority.clone();
+    elsewhere.owner.namespace = Namespace::new("elsewhere").expect("a valid name");
+    assert!(matches!(read(&elsewhere).await, LeaseRead::JobNotFound));
+    let nowhere = Authority { job: JobId(i64::MAX), ..grant.authority.clone() };
+    assert!(matches!(read(&nowhere).await, LeaseRead::JobNotFound));
+    harness.expire(job).await;
+    assert!(matches!(read(&grant.authority).await, LeaseRead::NotLive));
+}
+
+/// A path has its own events and no others, and is looked up without a lease.
+pub async fn a_path_is_looked_up(harness: &dyn StoreHarness) {
+    let bench = Bench::new(harness);
+    let grant = bench.held_recipe().await;
+    for path in ["a", "a/b", "ab"] {
+        assert!(matches!(bench.record(&grant, path, &success("op", "1")).await, Recorded::Recorded(_)));
+    }
+    let at = async |namespace: &Namespace, path: &str| {
+        let events = bench.recipes.events_at(namespace, grant.authority.job, path).await;
+        events.expect("it answers").into_iter().map(|event| (event.ordinal, event.path)).collect::<Vec<_>>()
+    };
+    assert_eq!(at(&bench.namespace, "a/b").await, [(2, "a/b".to_owned())]);
+    assert_eq!(at(&bench.namespace, "b").await, []);
+    assert_eq!(at(&Namespace::new("elsewhere").expect("a valid name"), "a").await, []);
 }
 
 /// E10: a redemption is for one; from then on the old token proves nothing, for its exporter or a second importer.

@@ -269,6 +269,8 @@ macro_rules! conformance_cases {
             handing: [
                 a_recipe_s_own_failure_is_final,
                 refusals_are_counted_in_a_row,
+                a_lease_is_read_by_its_owner_alone,
+                a_path_is_looked_up,
                 a_redeemed_lease_has_one_holder,
                 concurrent_redemptions_agree,
                 a_payload_is_changed_against_its_revision,

@@ -6,7 +6,7 @@ use super::{
     MemoryStore,
     recipe::{StoredSignal, may_be_a_client_payload},
     refused,
-    world::{Place, World, until},
+    world::{Place, World, delta, until},
 };
 use crate::{
     domain::{CommandId, JobId, JobKind, LeaseToken, Namespace, json},
@@ -14,8 +14,7 @@ use crate::{
     ports::{
         Authority, PayloadUpdate,
         recipe::{
-            Event, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded, Redeemed, Refusal,
-            ReopenAnswer, Reopening, SignalAnswer, Wake,
+            Event, HeldLease, LeaseRead, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded, Redeemed, Refusal, ReopenAnswer, Reopening, SignalAnswer, Wake,
         },
     },
 };
@@ -38,6 +37,20 @@ impl RecipeStore for MemoryStore {
         Ok(events.iter().filter(|event| event.ordinal > after).take(PAGE).cloned().collect())
     }
 
+    async fn events_at(
+        &self,
+        namespace: &Namespace,
+        job: JobId,
+        path: &str,
+    ) -> Result<Vec<Event>, StoreError> {
+        let world = self.world();
+        if world.rows.get(&job).is_none_or(|row| row.namespace != *namespace) {
+            return Ok(Vec::new());
+        }
+        let events = world.recipes.get(&job).map_or(&[][..], |recipe| &recipe.events);
+        Ok(events.iter().filter(|event| event.path == path).cloned().collect())
+    }
+
     async fn record(
         &self,
         authority: &Authority,
@@ -50,6 +63,10 @@ impl RecipeStore for MemoryStore {
     async fn refuse(&self, authority: &Authority, reason: &str) -> Result<Refusal, StoreError> {
         let _ = reason;
         Ok(self.world().refuse(authority))
+    }
+
+    async fn read_lease(&self, authority: &Authority) -> Result<LeaseRead, StoreError> {
+        Ok(self.world().read_lease(authority))
     }
 
     async fn redeem(
@@ -119,6 +136,21 @@ impl World {
             recipe.refusals += 1;
         }
         Refusal::Recorded { in_a_row: recipe.refusals }
+    }
+
+    fn read_lease(&self, authority: &Authority) -> LeaseRead {
+        let known = self.rows.get(&authority.job).filter(|row| row.namespace == authority.owner.namespace);
+        let Some(row) = known else { return LeaseRead::JobNotFound };
+        let lease = self.live(authority).filter(|_| row.epoch == authority.epoch.0);
+        match (lease, self.grant(authority.job)) {
+            (Some(lease), Some(grant)) => LeaseRead::Live(Box::new(HeldLease {
+                grant,
+                remaining: until(self.now(), lease.expires_at),
+                // A run deadline is the timeout and one lease.
+                timeout_left: lease.run_deadline.map(|at| until(self.now(), at - delta(lease.duration))),
+            })),
+            _ => LeaseRead::NotLive,
+        }
     }
 
     fn redeem(&mut self, authority: &Authority, command: CommandId, new_token: LeaseToken) -> Redeemed {

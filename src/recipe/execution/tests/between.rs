@@ -77,6 +77,10 @@ impl JobRuntime for Between {
         self.call("history", self.inner.history(namespace, job, after)).await
     }
 
+    async fn lookup(&self, namespace: &Namespace, job: JobId, path: &str) -> Result<Vec<Event>, StoreError> {
+        self.call("lookup", self.inner.lookup(namespace, job, path)).await
+    }
+
     async fn record(
         &self,
         lease: &LeaseContext,
