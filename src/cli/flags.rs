@@ -39,7 +39,12 @@ pub(super) fn add_to(command: Command) -> Command {
         command = command.mut_subcommand(name, |sub| sub.args(rows(scopes).map(arg)));
     }
     // Whoever acquires a lease holds it under a name, for a while, and does nothing else of a worker.
-    let acquirer = |row: &&'static Setting| matches!(row.key, Key::WorkerId | Key::LeaseDuration);
+    let acquirer = |row: &&'static Setting| {
+        matches!(
+            row.key,
+            Key::WorkerId | Key::LeaseDuration | Key::RenewInterval | Key::SafetyMargin | Key::StoreTimeout
+        )
+    };
     command.mut_subcommand("lease", |lease| {
         lease.mut_subcommand("acquire", |sub| sub.args(rows(&[Scope::Worker]).filter(acquirer).map(arg)))
     })

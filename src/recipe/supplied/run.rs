@@ -411,7 +411,7 @@ impl Found {
                         silent(phase, self.seen.no_answer.as_ref())
                     }
                     Ok(Ok(Reconciliation::Expired)) => RunEnd::Lost(LostLease::RanOut),
-                    Ok(Err(error)) => silent(phase, Some(&error)),
+                    Ok(Err(error)) => silent(phase, self.seen.no_answer.as_ref().or(Some(&error))),
                     Err(_) => silent(phase, self.seen.no_answer.as_ref()),
                 }
             }

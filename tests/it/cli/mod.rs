@@ -8,6 +8,8 @@ mod fleet;
 mod guide;
 mod jobs;
 pub mod leasehold;
+mod leasehold;
+mod leases;
 mod passwords;
 mod recipe_language;
 mod recipes;
