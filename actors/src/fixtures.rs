@@ -243,7 +243,11 @@ impl Rig {
             settings: ActorSettings {
                 claim: ClaimSettings {
                     owner: owner(),
-                    routes: Arc::from([Route::handler("noop"), Route::container(), Route::recipe("recipe", "")]),
+                    routes: Arc::from([
+                        Route::handler("noop"),
+                        Route::container(),
+                        Route::recipe("recipe", ""),
+                    ]),
                     concurrency: settings.concurrency,
                     batch: 100,
                     poll_interval: settings.poll,

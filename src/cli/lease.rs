@@ -111,7 +111,8 @@ fn acquire(args: &Acquire, settings: &Effective) -> Result<Exit, CliError> {
             Some(job) => claim_this(&store, &owner, &worker, job, args).await?,
             None => claim_next(&store, &owner, &worker, args).await?,
         };
-        let grant = granted.map_err(|why| CliError::new(Exit::NotFound, format!("nothing to acquire: {why}")))?;
+        let grant =
+            granted.map_err(|why| CliError::new(Exit::NotFound, format!("nothing to acquire: {why}")))?;
         let capability = Capability::from(grant.authority.clone());
         if let Err(error) = capability.write_file(&args.lease_file) {
             give_back(&store, &grant).await;
@@ -173,7 +174,10 @@ async fn claim_this(
     if row.kind != JobKind::Recipe {
         return Err(CliError::new(
             Exit::Refused,
-            format!("wrong_kind: job {job} is a {}, and only RECIPE jobs are run with a supplied lease", row.kind),
+            format!(
+                "wrong_kind: job {job} is a {}, and only RECIPE jobs are run with a supplied lease",
+                row.kind
+            ),
         ));
     }
     if row.state != JobState::Queued {

@@ -149,7 +149,9 @@ fn words(job: JobId, end: &RunEnd) -> String {
         RunEnd::Failed(failure) => {
             format!("job {job} failed: {} {}: {}", failure.kind, failure.code, failure.message)
         }
-        RunEnd::Retrying { at, .. } => format!("this attempt of job {job} failed; it is tried again from {at}"),
+        RunEnd::Retrying { at, .. } => {
+            format!("this attempt of job {job} failed; it is tried again from {at}")
+        }
         RunEnd::Canceled => format!("job {job} was canceled"),
         RunEnd::Refused(why) => why.to_string(),
         RunEnd::Lost(why) => why.to_string(),

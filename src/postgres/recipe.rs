@@ -8,7 +8,8 @@ use leasehold_actors::{
     ports::{
         Authority, PayloadUpdate,
         recipe::{
-            Event, HeldLease, Hint, LeaseRead, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded, Redeemed, Refusal, ReopenAnswer, Reopening, SignalAnswer,
+            Event, HeldLease, Hint, LeaseRead, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore,
+            Recorded, Redeemed, Refusal, ReopenAnswer, Reopening, SignalAnswer,
         },
     },
 };
@@ -88,8 +89,7 @@ impl RecipeStore for PgStore {
         let (inner, namespace, path) =
             (std::sync::Arc::clone(&self.inner), namespace.clone(), path.to_owned());
         protected::on(&self.inner.io, OPERATION, self.inner.pools.timeout, async move {
-            let asked: &[&(dyn tokio_postgres::types::ToSql + Sync)] =
-                &[&namespace.as_str(), &job.0, &path];
+            let asked: &[&(dyn tokio_postgres::types::ToSql + Sync)] = &[&namespace.as_str(), &job.0, &path];
             let rows = inner.pools.call(Lane::Leases, OPERATION, &RECIPE_EVENTS_AT, asked).await?;
             rows.iter().map(|row| recipe_record::event(Columns::new(OPERATION, row))).collect()
         })

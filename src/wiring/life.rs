@@ -113,7 +113,11 @@ async fn supervise(
     failed.map_or(Ok(WorkerExit::StoppedNow(left)), Err)
 }
 
-pub(super) fn actor_settings(settings: &WorkerSettings, owner: Claimant, routes: Arc<[Route]>) -> ActorSettings {
+pub(super) fn actor_settings(
+    settings: &WorkerSettings,
+    owner: Claimant,
+    routes: Arc<[Route]>,
+) -> ActorSettings {
     ActorSettings {
         claim: ClaimSettings {
             owner,

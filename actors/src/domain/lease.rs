@@ -392,9 +392,7 @@ mod tests {
     /// CL-15, SH-03: a real outcome is reported also while the work is being stopped.
     #[test]
     fn an_outcome_of_its_own_stands_whatever_it_was_stopped_for() {
-        for why in
-            [StopReason::Canceled, StopReason::TimedOut, StopReason::Draining, StopReason::Exported]
-        {
+        for why in [StopReason::Canceled, StopReason::TimedOut, StopReason::Draining, StopReason::Exported] {
             let (next, _) = Phase::Stopping(why)
                 .on(Event::WorkEnded(WorkEnd::ByItself))
                 .expect("work may end by itself while it is being stopped");

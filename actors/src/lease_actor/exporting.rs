@@ -1,9 +1,7 @@
 //! Tests of leases that are given away, and of those that were supplied.
 
 use crate::{
-    domain::{
-        CommandId, JobDefinition, JobId, JobState, LeaseToken, Namespace, NewJob, RawJson, RecipeSpec,
-    },
+    domain::{CommandId, JobDefinition, JobId, JobState, LeaseToken, Namespace, NewJob, RawJson, RecipeSpec},
     fixtures::{Rig, RigSettings, eventually, paused, takes, work},
     ports::{
         Authority, Reconciliation,

@@ -215,12 +215,8 @@ impl RecipeEngine {
             SessionEnd::Lost | SessionEnd::CacheMiss { .. } => WorkOutcome::Abandoned,
             SessionEnd::HandOff { path, op, needs, mismatches } => {
                 let route = Route::recipe(spec.job_type, op);
-                let next = Reschedule {
-                    route: Some(route.clone()),
-                    wake: Vec::new(),
-                    payload: None,
-                    publish: None,
-                };
+                let next =
+                    Reschedule { route: Some(route.clone()), wake: Vec::new(), payload: None, publish: None };
                 // A missing op alone sends it to another route, and says nothing about environments.
                 let declined_by = (!mismatches.is_empty()).then_some(&self.inner.allocation);
                 let publish = Needs { requirements: &needs, declined_by };
@@ -342,9 +338,7 @@ async fn before_run(
     let reason = answer.err()?;
     tracing::warn!(job = %grant.authority.job, reason, "held back before its run, given back");
     watch.note(|notes| notes.held_back = Some(reason));
-    Some(WorkOutcome::GoesOn {
-        end: Box::new(End::Release { delay: Duration::ZERO, reason: "before_run" }),
-    })
+    Some(WorkOutcome::GoesOn { end: Box::new(End::Release { delay: Duration::ZERO, reason: "before_run" }) })
 }
 
 fn after(given: GivenBack, lease: &LeaseContext, watch: &RunWatch) -> WorkOutcome {

@@ -222,11 +222,7 @@ impl Session {
             inputs: inputs.into(),
             context: context.clone(),
         };
-        hands.watch.tell(|| LeaseEvent::TaskStarted {
-            path: path.to_owned(),
-            op: op.to_owned(),
-            attempt,
-        });
+        hands.watch.tell(|| LeaseEvent::TaskStarted { path: path.to_owned(), op: op.to_owned(), attempt });
         let mut running = admitted.start(task, &hands.lease, &hands.threads);
         let (result, stop) = tokio::select! {
             biased;

@@ -88,7 +88,9 @@ pub enum CapabilityError {
         from: String,
     },
     /// Another program wrote it.
-    #[error("{from} is a capability of version {version}; this program reads version {VERSION}: use the one that wrote it")]
+    #[error(
+        "{from} is a capability of version {version}; this program reads version {VERSION}: use the one that wrote it"
+    )]
     Version {
         /// Where it was read from.
         from: String,
@@ -96,7 +98,9 @@ pub enum CapabilityError {
         version: u32,
     },
     /// It cannot be read.
-    #[error("{from} holds no capability (line {line}, column {column}); write one with `leasehold lease acquire`")]
+    #[error(
+        "{from} holds no capability (line {line}, column {column}); write one with `leasehold lease acquire`"
+    )]
     Malformed {
         /// Where it was read from.
         from: String,
@@ -351,7 +355,8 @@ mod tests {
         let refused = Capability::read_file(&folder.0).expect_err("it is a folder");
         assert!(matches!(refused, CapabilityError::NotRegular(_)), "{refused}");
         let fifo = folder.0.join("fifo");
-        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+            .expect("a fifo");
         let refused = Capability::read_file(&fifo).expect_err("nobody waits for a writer");
         assert!(matches!(refused, CapabilityError::NotRegular(_)), "{refused}");
         let missing = Capability::read_file(&folder.0.join("missing")).expect_err("it is not there");

@@ -68,7 +68,9 @@ pub enum Given {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The lease is not of the job that was asked for.
-    #[error("the capability is for job {job} of namespace {namespace}, not for job {asked_job} of {asked_namespace}")]
+    #[error(
+        "the capability is for job {job} of namespace {namespace}, not for job {asked_job} of {asked_namespace}"
+    )]
     OtherJob {
         /// The capability's.
         namespace: Namespace,
@@ -80,7 +82,9 @@ pub enum Refused {
         asked_job: JobId,
     },
     /// There is no such job there.
-    #[error("there is no job {job} in namespace {namespace}; the capability is of another database or namespace")]
+    #[error(
+        "there is no job {job} in namespace {namespace}; the capability is of another database or namespace"
+    )]
     JobNotFound {
         /// The capability's.
         namespace: Namespace,
@@ -88,7 +92,9 @@ pub enum Refused {
         job: JobId,
     },
     /// The lease has expired or ended, or somebody else redeemed it.
-    #[error("lease_not_live: the lease has expired or ended, or was redeemed by another process; acquire a new one")]
+    #[error(
+        "lease_not_live: the lease has expired or ended, or was redeemed by another process; acquire a new one"
+    )]
     NotLive,
     /// Only recipes are run so.
     #[error("wrong_kind: the job is a {kind}, and only RECIPE jobs are run with a supplied lease")]
@@ -111,7 +117,9 @@ pub enum Refused {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LostLease {
     /// The database said so.
-    #[error("lease_not_live: the lease was lost while the recipe ran; recovery goes on from what is recorded")]
+    #[error(
+        "lease_not_live: the lease was lost while the recipe ran; recovery goes on from what is recorded"
+    )]
     NotLive,
     /// This process was held up for longer than its lease.
     #[error("the lease ran out while this process stood still; recovery goes on from what is recorded")]

@@ -33,8 +33,8 @@ pub use self::{
     end::{Given, LostLease, Refused, RunEnd, RunPhase, Unanswered},
     run::run_here,
 };
-pub use super::execution::{BeforeRun, LeaseEvent, RunStart, TaskEnd, Waiting};
 use super::execution::RecipeEngine;
+pub use super::execution::{BeforeRun, LeaseEvent, RunStart, TaskEnd, Waiting};
 
 /// A lease that somebody else acquired.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -190,7 +190,9 @@ pub async fn run_with_lease(
         let _ = tell.send(end);
     });
     let end = match thread {
-        Ok(_) => ended.await.unwrap_or_else(|_| RunEnd::broken("the lease's own thread has panicked; see the log")),
+        Ok(_) => {
+            ended.await.unwrap_or_else(|_| RunEnd::broken("the lease's own thread has panicked; see the log"))
+        }
         Err(error) => RunEnd::broken(format!("the operating system gave no thread: {error}")),
     };
     dropped.disarm();

@@ -111,7 +111,8 @@ where
     F: Future<Output = Result<T, StoreError>>,
 {
     let deadline = tokio::time::Instant::now() + limit;
-    let unknown = |error: &StoreError| Box::new(RunEnd::Unknown(Unanswered::of(phase, &ctx.destination, error)));
+    let unknown =
+        |error: &StoreError| Box::new(RunEnd::Unknown(Unanswered::of(phase, &ctx.destination, error)));
     let mut wait = FIRST_RETRY;
     loop {
         let answer = tokio::time::timeout(ctx.timings.store_timeout, ask()).await;
@@ -254,9 +255,15 @@ async fn hold_and_tell(
     let found = Found { seen, outcome, handoff, watch };
     drop(lease);
     match over {
-        Followed::Over(over) => found.end(&*ctx.store, &authority, &ctx.destination, ctx.timings.store_timeout, over).await,
-        Followed::Stuck => RunEnd::broken("the work does not end although it was ended by force; end this process"),
-        Followed::Died => RunEnd::broken("the part of this program that held the lease has failed; see the log"),
+        Followed::Over(over) => {
+            found.end(&*ctx.store, &authority, &ctx.destination, ctx.timings.store_timeout, over).await
+        }
+        Followed::Stuck => {
+            RunEnd::broken("the work does not end although it was ended by force; end this process")
+        }
+        Followed::Died => {
+            RunEnd::broken("the part of this program that held the lease has failed; see the log")
+        }
         Followed::NotConfirmed => RunEnd::Unknown(Unanswered::silent(
             RunPhase::Report,
             "end",

@@ -8,7 +8,6 @@ mod fleet;
 mod guide;
 mod jobs;
 pub mod leasehold;
-mod leasehold;
 mod leases;
 mod passwords;
 mod recipe_language;

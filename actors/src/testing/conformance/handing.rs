@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     domain::{
-        CommandId, Epoch, Failure, FailureKind, JobId, JobState, LeaseToken, Namespace, ProcessId, RetryPolicy,
-        WorkerId,
+        CommandId, Epoch, Failure, FailureKind, JobId, JobState, LeaseToken, Namespace, ProcessId,
+        RetryPolicy, WorkerId,
     },
     ports::{
         Authority, End, Ended, PayloadUpdate, Renewal,

@@ -14,7 +14,8 @@ use crate::{
     ports::{
         Authority, PayloadUpdate,
         recipe::{
-            Event, HeldLease, LeaseRead, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded, Redeemed, Refusal, ReopenAnswer, Reopening, SignalAnswer, Wake,
+            Event, HeldLease, LeaseRead, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded,
+            Redeemed, Refusal, ReopenAnswer, Reopening, SignalAnswer, Wake,
         },
     },
 };

@@ -16,7 +16,7 @@ use leasehold_actors::{
         RecoverRequest, Renewal, StoredLogs,
         recipe::{
             Event, LeaseRead, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded, Redeemed,
-            Refusal, SignalAnswer,
+            Refusal, ReopenAnswer, Reopening, SignalAnswer,
         },
     },
     testing::MemoryStore,
@@ -204,5 +204,9 @@ impl RecipeStore for Acquireless {
         update: &PayloadUpdate,
     ) -> Result<PayloadSet, StoreError> {
         self.call("set_payload", self.inner.set_payload(namespace, job, update)).await
+    }
+
+    async fn reopen(&self, _: &Namespace, job: JobId, _: &Reopening) -> Result<ReopenAnswer, StoreError> {
+        panic!("only a person reopens a job: {job}")
     }
 }

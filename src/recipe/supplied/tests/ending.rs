@@ -55,7 +55,10 @@ fn a_recipe_that_waits_gives_its_lease_back_and_goes_on_under_the_next() {
         let job = bed.submit(yaml).await;
         let end = bed.run(bed.export().await, job).await;
         let RunEnd::Waiting(waiting) = &end else { panic!("{end:?}") };
-        assert!(waiting.time.is_some() && waiting.signals.is_empty() && waiting.jobs.is_empty(), "{waiting:?}");
+        assert!(
+            waiting.time.is_some() && waiting.signals.is_empty() && waiting.jobs.is_empty(),
+            "{waiting:?}"
+        );
         assert_eq!(end.exit_code(), 0);
         assert_eq!(bed.state(job).await, JobState::Pending);
         tokio::time::sleep(s(3601)).await;

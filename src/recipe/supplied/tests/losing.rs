@@ -2,7 +2,7 @@
 
 use leasehold_actors::{
     domain::LeaseToken,
-    ports::recipe::{Redeemed, RecipeStore as _},
+    ports::recipe::{RecipeStore as _, Redeemed},
     testing::StoreHarness as _,
 };
 
@@ -56,7 +56,10 @@ fn renewals_without_an_answer_are_a_failure_of_transport() {
         };
         let (end, ()) = tokio::join!(run, lose);
         let RunEnd::Unknown(unanswered) = &end else { panic!("{end:?}") };
-        assert_eq!((unanswered.phase.to_string(), unanswered.category), ("renewal".to_owned(), "unreachable"));
+        assert_eq!(
+            (unanswered.phase.to_string(), unanswered.category),
+            ("renewal".to_owned(), "unreachable")
+        );
         assert_eq!(end.exit_code(), 6);
         let line = unanswered.to_string();
         assert!(line.starts_with("renewal: `") && line.contains("postgres://app:***@db/app"), "{line}");

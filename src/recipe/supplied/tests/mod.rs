@@ -23,14 +23,10 @@ use leasehold_actors::{
 use tokio::{runtime::Handle, sync::Notify};
 
 use self::acquireless::{Acquireless, Lose};
-use super::{
-    Capability, LeaseEvent, RunContext, RunEnd, RunRequest, RunStop, Supplied, run_here,
-};
+use super::{Capability, LeaseEvent, RunContext, RunEnd, RunRequest, RunStop, Supplied, run_here};
 use crate::recipe::{
     bundle::Bundle,
-    execution::{
-        ExecutionRuntime, OnHandoff, RecipeEngine, RecipeWorkerOptions, StoreRuntime,
-    },
+    execution::{ExecutionRuntime, OnHandoff, RecipeEngine, RecipeWorkerOptions, StoreRuntime},
     op::{Ops, Task, TaskError},
     ops::secrets::Secrets,
 };
@@ -175,8 +171,7 @@ impl Bed {
             on_handoff,
         };
         let secrets = Arc::new(Secrets::default());
-        let engine =
-            RecipeEngine::new(Arc::new(runtime), options, &self.ops(), secrets, Handle::current());
+        let engine = RecipeEngine::new(Arc::new(runtime), options, &self.ops(), secrets, Handle::current());
         RunContext {
             store,
             engine: Arc::new(engine.expect("the options are the runtime's own")),

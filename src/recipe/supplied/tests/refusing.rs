@@ -27,7 +27,11 @@ fn a_lease_is_run_by_one_of_those_who_have_its_capability() {
         let first = bed.run_with(ctx, capability.clone(), bed.request(job));
         let others = async {
             bed.long_began.notified().await;
-            assert_eq!(bed.run(capability.clone(), job).await, RunEnd::Refused(Refused::NotLive), "a second import");
+            assert_eq!(
+                bed.run(capability.clone(), job).await,
+                RunEnd::Refused(Refused::NotLive),
+                "a second import"
+            );
             assert_eq!(bed.run(&grant, job).await, RunEnd::Refused(Refused::NotLive), "the exporter itself");
             let renewal = bed.store.renew(&grant.authority).await.expect("it answers");
             assert_eq!(renewal, Renewal::NotLive, "lease_not_live");
@@ -74,11 +78,9 @@ fn a_redemption_whose_answer_is_lost_is_asked_again_under_its_command() {
 #[test]
 fn an_import_that_stays_uncertain_starts_nothing() {
     paused(async {
-        for (operation, phase) in [
-            ("read_lease", "validation"),
-            ("redeem", "redemption"),
-            ("renew", "first renewal"),
-        ] {
+        for (operation, phase) in
+            [("read_lease", "validation"), ("redeem", "redemption"), ("renew", "first renewal")]
+        {
             for lose in [Lose::Request, Lose::Answer] {
                 let bed = Bed::new();
                 let job = bed.submit(ONE).await;
