@@ -30,6 +30,12 @@ pub use worker::Worker;
 #[derive(Debug)]
 pub struct EmbeddingGuide;
 
+/// The guide to leases that somebody else acquired, likewise.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/run-with-lease.md")]
+#[derive(Debug)]
+pub struct RunWithLeaseGuide;
+
 /// The guide to fencing, likewise.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/fencing.md")]

@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use clap::Subcommand;
 use leasehold_actors::{
     domain::{
-        CommandId, JobId, JobKind, JobState, Namespace, ProcessId, RecipeSpec, Route,
+        CommandId, Epoch, JobId, JobKind, JobState, Namespace, ProcessId, RecipeSpec, Route,
         execution::{Allocation, compare, payload},
     },
     error::{Applied, StoreError},
@@ -14,6 +14,8 @@ use leasehold_actors::{
         recipe::{Facts, RecipeStore as _},
     },
 };
+
+use serde::Serialize;
 
 use super::{CliError, Exit, output, store};
 use crate::{
@@ -118,16 +120,27 @@ fn acquire(args: &Acquire, settings: &Effective) -> Result<Exit, CliError> {
             give_back(&store, &grant).await;
             return Err(CliError::usage(error.to_string()));
         }
-        output::json(&serde_json::json!({
-            "job": grant.authority.job,
-            "namespace": owner.namespace,
-            "epoch": grant.authority.epoch,
-            "route": { "job_type": grant.route.name, "task": grant.route.task },
-            "lease_file": args.lease_file,
-            "lease_ms": u64::try_from(grant.lease.as_millis()).unwrap_or(u64::MAX),
-        }))?;
+        output::json(&Line {
+            job: grant.authority.job,
+            namespace: &owner.namespace,
+            epoch: grant.authority.epoch,
+            route: serde_json::json!({ "job_type": grant.route.name, "task": grant.route.task }),
+            lease_file: args.lease_file.display().to_string(),
+            lease_ms: u64::try_from(grant.lease.as_millis()).unwrap_or(u64::MAX),
+        })?;
         Ok(Exit::Ok)
     })
+}
+
+/// What standard output says: everything but what proves the lease.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    job: JobId,
+    namespace: &'a Namespace,
+    epoch: Epoch,
+    route: serde_json::Value,
+    lease_file: String,
+    lease_ms: u64,
 }
 
 async fn claim_next(

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use leasehold_actors::domain::JobId;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{CliError, Exit, output, store, worker};
@@ -113,8 +114,16 @@ fn finish(job: JobId, end: &RunEnd) -> Result<Exit, CliError> {
     Err(CliError::new(exit, words(job, end)))
 }
 
-fn describe(job: JobId, end: &RunEnd) -> Value {
-    let mut line = json!({ "outcome": end.word(), "job": job });
+/// What standard output says.
+#[derive(Debug, Serialize)]
+struct Line {
+    outcome: &'static str,
+    job: JobId,
+    #[serde(flatten)]
+    more: Value,
+}
+
+fn describe(job: JobId, end: &RunEnd) -> Line {
     let more = match end {
         RunEnd::Completed { .. } | RunEnd::Canceled => json!({}),
         RunEnd::Waiting(waiting) => json!({ "waiting": waiting }),
@@ -138,10 +147,7 @@ fn describe(job: JobId, end: &RunEnd) -> Value {
         }),
         RunEnd::Broken { reason } => json!({ "reason": reason }),
     };
-    if let (Value::Object(line), Value::Object(more)) = (&mut line, more) {
-        line.extend(more);
-    }
-    line
+    Line { outcome: end.word(), job, more }
 }
 
 fn words(job: JobId, end: &RunEnd) -> String {

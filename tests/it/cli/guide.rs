@@ -1,4 +1,4 @@
-//! docs/execution-user-guide.md says only what is true: its commands are run, in their order, as one script.
+//! The guides say only what is true: their commands are run, in their order, as one script each.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -25,13 +25,22 @@ fn plain(line: &str) -> String {
 
 #[tokio::test]
 async fn the_guide_to_recipes_does_what_it_says() {
+    does_what_it_says("execution-user-guide.md", &["small.log", "big.log"]).await;
+}
+
+#[tokio::test]
+async fn the_guide_to_supplied_leases_does_what_it_says() {
+    does_what_it_says("run-with-lease.md", &["second.log"]).await;
+}
+
+async fn does_what_it_says(page: &str, logs: &[&str]) {
     let database = TestDatabase::create().await;
-    let page = std::fs::read_to_string(Path::new(ROOT).join("docs/execution-user-guide.md")).unwrap();
+    let page = std::fs::read_to_string(Path::new(ROOT).join("docs").join(page)).unwrap();
     let folder = std::env::temp_dir().join(format!("lh-guide-{}", uuid::Uuid::new_v4()));
     std::fs::create_dir(&folder).unwrap();
     std::os::unix::fs::symlink(Path::new(ROOT).join("examples"), folder.join("examples")).unwrap();
     let script = format!(
-        "set -euo pipefail; trap 'kill $(jobs -p)' EXIT; PATH={}:$PATH\n{}",
+        "set -euo pipefail; trap 'kill $(jobs -p) 2> /dev/null || :' EXIT; PATH={}:$PATH\n{}",
         Path::new(env!("CARGO_BIN_EXE_leasehold")).parent().unwrap().display(),
         blocks(&page, "sh").concat()
     );
@@ -47,8 +56,8 @@ async fn the_guide_to_recipes_does_what_it_says() {
     bash.args(["-c", &script]).current_dir(&folder);
     let child = bash.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let said = Said::of(wait(child, Duration::from_secs(120), &["(the guide)"]));
-    let logs =
-        ["small.log", "big.log"].map(|name| std::fs::read_to_string(folder.join(name)).unwrap_or_default());
+    let logs = logs.iter().map(|name| std::fs::read_to_string(folder.join(name)).unwrap_or_default());
+    let logs: Vec<String> = logs.collect();
     assert_eq!(said.code, 0, "{said:?} {logs:?}");
     let out: Vec<String> = said.out.lines().map(plain).collect();
     let mut from = 0;

@@ -13,8 +13,8 @@ use crate::{
         LogAppend, LogBatch, OpenClaim, PayloadUpdate, Postponed, Reconciliation, RecoverAnswer,
         RecoverRequest, Renewal, StoredLogs, TaskPlace, TaskPlaced, TaskUnplaced,
         recipe::{
-            Event, NewEvent, NewSignal, PayloadSet, Publication, RecipeJob, RecipeStore, Recorded, Redeemed,
-            Refusal, ReopenAnswer, Reopening, SignalAnswer, Wake,
+            Event, LeaseRead, NewEvent, NewSignal, PayloadSet, Publication, RecipeJob, RecipeStore, Recorded,
+            Redeemed, Refusal, ReopenAnswer, Reopening, SignalAnswer, Wake,
         },
     },
 };
@@ -80,6 +80,15 @@ impl RecipeStore for Pointed {
         self.points.around("recipe.history", self.inner.events(namespace, job, after), any).await
     }
 
+    async fn events_at(
+        &self,
+        namespace: &Namespace,
+        job: JobId,
+        path: &str,
+    ) -> Result<Vec<Event>, StoreError> {
+        self.inner.events_at(namespace, job, path).await
+    }
+
     async fn record(
         &self,
         authority: &Authority,
@@ -93,6 +102,10 @@ impl RecipeStore for Pointed {
 
     async fn refuse(&self, authority: &Authority, reason: &str) -> Result<Refusal, StoreError> {
         self.points.around("recipe.refuse", self.inner.refuse(authority, reason), any).await
+    }
+
+    async fn read_lease(&self, authority: &Authority) -> Result<LeaseRead, StoreError> {
+        self.inner.read_lease(authority).await
     }
 
     async fn redeem(
