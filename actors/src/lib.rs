@@ -76,8 +76,8 @@ pub mod recovery_actor;
 pub mod runtime_node_actor;
 pub mod settings;
 pub mod slot;
-pub mod supplied;
 pub mod supervision;
+pub mod supplied;
 #[cfg(feature = "memory")]
 pub mod testing;
 pub mod work;

@@ -27,9 +27,10 @@ impl Wiring {
         if request.routes.is_empty() {
             request.routes = routes;
         }
+        let store = (between.recipes)(Arc::new(store));
         let ctx = RunContext {
-            store: Arc::new(store.clone()),
-            engine: Arc::new(recipes.engine(store, &settings.allocation, runtimes.work())),
+            engine: Arc::new(recipes.engine(Arc::clone(&store), &settings.allocation, runtimes.work())),
+            store,
             threads: runtimes.work(),
             start_node: nodes::starter(fleet, &settings, runtimes.io(), between.engines),
             timings: actors.timings,

@@ -73,6 +73,10 @@ impl JobRuntime for Watched {
         self.inner.history(namespace, job, after).await
     }
 
+    async fn lookup(&self, namespace: &Namespace, job: JobId, path: &str) -> Result<Vec<Event>, StoreError> {
+        self.inner.lookup(namespace, job, path).await
+    }
+
     async fn record(
         &self,
         lease: &LeaseContext,

@@ -169,6 +169,10 @@ impl JobRuntime for Otherwise {
         self.0.history(namespace, job, after).await
     }
 
+    async fn lookup(&self, namespace: &Namespace, job: JobId, path: &str) -> Result<Vec<Event>, StoreError> {
+        self.0.lookup(namespace, job, path).await
+    }
+
     async fn reschedule(
         &self,
         lease: &LeaseContext,
