@@ -41,6 +41,9 @@ pub(super) struct Args {
     /// Stop the work after this time and give the job back
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
     deadline: Option<Duration>,
+    /// Without the op `container`
+    #[arg(long)]
+    no_containers: bool,
 }
 
 pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
@@ -64,6 +67,7 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
         let worker = Worker::builder()
             .database_settings(database)
             .settings(worker_settings)
+            .containers(!args.no_containers)
             .recipes(Ops::new())
             .build()
             .await?;

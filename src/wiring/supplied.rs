@@ -19,7 +19,7 @@ impl Wiring {
         stop: RunStop,
     ) -> RunEnd {
         let Wiring { parts, owner, .. } = self;
-        let Parts { runtimes, store, fleet, database, settings, routes, recipes, between, .. } = parts;
+        let Parts { runtimes, store, fleet, database, settings, routes, recipes, ports, .. } = parts;
         let Some(recipes) = recipes else {
             return RunEnd::Broken { reason: "this worker was built without recipes".to_owned() };
         };
@@ -27,12 +27,12 @@ impl Wiring {
         if request.routes.is_empty() {
             request.routes = routes;
         }
-        let store = (between.recipes)(Arc::new(store));
+        let store = (ports.recipes)(Arc::new(store));
         let ctx = RunContext {
             engine: Arc::new(recipes.engine(Arc::clone(&store), &settings.allocation, runtimes.work())),
             store,
             threads: runtimes.work(),
-            start_node: nodes::starter(fleet, &settings, runtimes.io(), between.engines),
+            start_node: nodes::starter(fleet, runtimes.io(), ports.engines),
             timings: actors.timings,
             retry_defaults: actors.retry_defaults,
             grace: settings.shutdown_grace,

@@ -8,12 +8,12 @@ use std::{
 
 use async_trait::async_trait;
 use leasehold_actors::{
-    domain::{CommandId, ContainerId, JobId, LeaseToken, Namespace, NodeId},
+    domain::{CommandId, ContainerId, JobId, LeaseToken, Namespace, NodeId, TaskKey},
     error::{Applied, StoreError, StoreErrorKind},
     ports::{
         Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
         LogAppend, LogBatch, OpenClaim, PayloadUpdate, Postponed, Reconciliation, RecoverAnswer,
-        RecoverRequest, Renewal, StoredLogs,
+        RecoverRequest, Renewal, StoredLogs, TaskPlace, TaskPlaced, TaskUnplaced,
         recipe::{
             Event, LeaseRead, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded, Redeemed,
             Refusal, ReopenAnswer, Reopening, SignalAnswer,
@@ -110,6 +110,24 @@ impl LeaseStore for Acquireless {
         self.call("attach", self.inner.attach(authority, node, container)).await
     }
 
+    async fn place_task(&self, authority: &Authority, place: &TaskPlace) -> Result<TaskPlaced, StoreError> {
+        self.call("place_task", self.inner.place_task(authority, place)).await
+    }
+
+    async fn attach_task(
+        &self,
+        authority: &Authority,
+        task: &TaskKey,
+        node: &NodeId,
+        container: &ContainerId,
+    ) -> Result<Attach, StoreError> {
+        self.call("attach_task", self.inner.attach_task(authority, task, node, container)).await
+    }
+
+    async fn unplace_task(&self, authority: &Authority, task: &TaskKey) -> Result<TaskUnplaced, StoreError> {
+        self.call("unplace_task", self.inner.unplace_task(authority, task)).await
+    }
+
     async fn append_logs(
         &self,
         authority: &Authority,
@@ -118,8 +136,12 @@ impl LeaseStore for Acquireless {
         self.call("append_logs", self.inner.append_logs(authority, batches)).await
     }
 
-    async fn log_offsets(&self, authority: &Authority) -> Result<StoredLogs, StoreError> {
-        self.call("log_offsets", self.inner.log_offsets(authority)).await
+    async fn log_offsets(
+        &self,
+        authority: &Authority,
+        task: Option<&TaskKey>,
+    ) -> Result<StoredLogs, StoreError> {
+        self.call("log_offsets", self.inner.log_offsets(authority, task)).await
     }
 
     async fn report_progress(&self, authority: &Authority, progress: &str) -> Result<Renewal, StoreError> {
