@@ -102,6 +102,15 @@ impl DockerEngine {
         self.shared.connection.endpoint()
     }
 
+    /// The client behind it, on the version of the API that was agreed on: for what [`ContainerEngine`] has no call for,
+    /// such as a container's standard input.
+    ///
+    /// # Errors
+    /// [`EngineError`] when the engine does not answer.
+    pub async fn client(&self) -> Result<Docker, EngineError> {
+        self.agreed_client("connect").await
+    }
+
     fn limits(&self) -> &EngineLimits {
         &self.shared.limits
     }

@@ -12,6 +12,7 @@ mod heartbeat_tls;
 mod http_target;
 pub mod in_process;
 mod outages;
+mod provisioner;
 mod recipes;
 mod recovery;
 pub mod worker_process;
