@@ -46,6 +46,7 @@ use crate::{
             self,
             secrets::{SecretError, Secrets},
         },
+        schemas::{BadSchema, route_schemas},
         supplied::{Listener, RunEnd, RunRequest, RunStop, Supplied},
     },
     wiring::{self, Runtimes, Wiring},
@@ -81,6 +82,16 @@ pub enum BuildError {
     /// The database gave no answer.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A schema of an op cannot be used.
+    #[error("the {side} schema of op {op:?}: {error}")]
+    Schema {
+        /// The op.
+        op: String,
+        /// `input` or `output`.
+        side: &'static str,
+        /// Why.
+        error: BadSchema,
+    },
     /// Nothing to do.
     #[error(
         "this worker serves nothing; register a handler, or let it run heartbeats, containers or recipes"
@@ -347,10 +358,21 @@ impl WorkerBuilder {
                 built_in = ops::with_containers(built_in, nodes, &secrets);
             }
             let ops = ops.or(&built_in);
+            let mut schemas = Vec::new();
             let mut job_types = self.job_types;
             job_types.push(RecipeSpec::DEFAULT_JOB_TYPE.to_owned());
             job_types.sort();
             job_types.dedup();
+            for op in ops.names() {
+                let Some(code) = ops.get(op) else { continue };
+                if code.input_schema().is_none() && code.output_schema().is_none() {
+                    continue;
+                }
+                let asked = route_schemas(code.input_schema(), code.output_schema())
+                    .map_err(|(side, error)| BuildError::Schema { op: op.to_owned(), side, error })?;
+                let routes = job_types.iter().map(|job_type| Route::recipe(job_type, op));
+                schemas.extend(routes.map(|route| (route, asked.clone())));
+            }
             for job_type in &job_types {
                 let tasks = std::iter::once("").chain(ops.names());
                 routes.extend(tasks.map(|op| Route::recipe(job_type, op)));
@@ -359,6 +381,9 @@ impl WorkerBuilder {
                 Some(Told(tell)) => tell,
                 None => Arc::new(|_: &ExecutionHandoff| {}),
             };
+            for (route, asked) in &schemas {
+                store.register_schema(&settings.namespace, route, asked).await?;
+            }
             parts_of_recipes = Some(wiring::Recipes { ops, secrets, on_handoff });
         }
         match store.make_ready().await {

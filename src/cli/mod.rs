@@ -23,6 +23,7 @@ mod recipe;
 mod recipe_args;
 mod run;
 mod run_with_lease;
+mod schema;
 mod steps;
 mod store;
 mod submit;
@@ -71,6 +72,7 @@ enum Command {
     Workflow(workflow::Args),
     Recipe(recipe::Args),
     Lease(lease::Args),
+    Schema(schema::Args),
     Allocation(allocation::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
@@ -116,6 +118,7 @@ fn dispatch(command: Command, settings: &Effective) -> Result<Exit, CliError> {
         Command::Workflow(args) => workflow::run(&args, settings),
         Command::Recipe(args) => recipe::run(&args),
         Command::Lease(args) => lease::run(&args, settings),
+        Command::Schema(args) => schema::run(&args, settings),
         Command::Allocation(args) => allocation::run(&args, settings),
         Command::Doctor(args) => doctor::run(&args, settings),
         Command::Bench(args) => bench::run(&args, settings),

@@ -143,9 +143,10 @@ impl From<BuildError> for CliError {
             BuildError::Config(e) => e.into(),
             BuildError::Connect(e) => e.into(),
             BuildError::Store(e) => e.into(),
-            BuildError::Heartbeat(_) | BuildError::Secret(_) | BuildError::NothingToServe => {
-                Self::new(Exit::Usage, error.to_string())
-            }
+            BuildError::Heartbeat(_)
+            | BuildError::Secret(_)
+            | BuildError::Schema { .. }
+            | BuildError::NothingToServe => Self::new(Exit::Usage, error.to_string()),
             BuildError::Threads(_) => Self::new(Exit::Failed, error.to_string()),
         }
     }

@@ -1,6 +1,6 @@
 //! `leasehold workflow …`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use leasehold_actors::domain::NewJob;
@@ -125,7 +125,8 @@ fn read(file: &PathBuf, settings: &Effective) -> Result<Vec<WorkflowDocument>, C
         std::fs::read_to_string(file)
     };
     let text = text.map_err(|e| CliError::usage(format!("{name}: {e}; name a readable UTF-8 file")))?;
-    WorkflowDocument::parse_all(&text, &settings.namespace())
+    let folder = file.parent().filter(|_| file.as_os_str() != "-").unwrap_or_else(|| Path::new(""));
+    WorkflowDocument::parse_all_in(&text, &settings.namespace(), folder)
         .map_err(|e| CliError::usage(format!("{name}: {e}")))
 }
 

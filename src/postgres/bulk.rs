@@ -75,6 +75,14 @@ impl PgStore {
         if jobs.is_empty() {
             return Ok(Vec::new());
         }
+        for (n, job) in jobs.iter().enumerate() {
+            self.check_inputs(job).await.map_err(|error| match error {
+                SubmitError::Invalid(broken) => {
+                    InvalidDefinition::new(format!("jobs[{n}].{}", broken.field), broken.reason).into()
+                }
+                error => error,
+            })?;
+        }
         transaction!(self, "submit_bulk", PATIENCE, session => insert(session, &jobs))
     }
 }

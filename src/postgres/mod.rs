@@ -9,6 +9,7 @@
 //! | `batch`, `protected`, `owners` | group commit; what a "no" is worth, and how it is asked again |
 //! | `claim`, `grant`, `marks`, `dispatch`, `renew`, `end`, `attach` | the verbs of the lease protocol |
 //! | `recipe`, `recipe_record`, [`recipe_needs`], [`execution_view`] | what recipes ask beside their lease: `impl RecipeStore for PgStore`; and what people ask of their needs |
+//! | [`schemas`] | JSON Schemas of job types and ops |
 //! | `recover`, `lookout` | expired leases: found, taken over, put off |
 //! | `row`, `transaction` | columns by name; several statements as one |
 //! | `outside` | the same verbs in a transaction of the caller's |
@@ -48,6 +49,7 @@ mod recover;
 mod renew;
 pub mod retry;
 mod row;
+pub mod schemas;
 mod servers;
 mod session;
 mod sql_file;

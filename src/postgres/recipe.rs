@@ -1,15 +1,17 @@
 //! `impl RecipeStore for PgStore`: the log, refusals, redemption, signals and client payloads.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use leasehold_actors::{
-    domain::{CommandId, InvalidDefinition, JobId, LeaseToken, Namespace, json},
+    domain::{CommandId, InvalidDefinition, JobId, LeaseToken, Namespace, Route, json},
     error::{Applied, StoreError, StoreErrorKind},
     ports::{
         Authority, PayloadUpdate,
         recipe::{
             Event, HeldLease, Hint, LeaseRead, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore,
-            Recorded, Redeemed, Refusal, ReopenAnswer, Reopening, SignalAnswer,
+            Recorded, Redeemed, Refusal, ReopenAnswer, Reopening, RouteSchemas, SchemaText, SignalAnswer,
         },
     },
 };
@@ -152,6 +154,27 @@ impl RecipeStore for PgStore {
         self.single::<Redeem>(ask).await
     }
 
+    async fn register_schema(
+        &self,
+        namespace: &Namespace,
+        route: &Route,
+        schemas: &RouteSchemas,
+    ) -> Result<bool, StoreError> {
+        self.put_schemas(namespace, route, schemas).await
+    }
+
+    async fn schema_texts(
+        &self,
+        namespace: &Namespace,
+        digests: &[String],
+    ) -> Result<Vec<SchemaText>, StoreError> {
+        let (store, namespace, digests) = (self.clone(), namespace.clone(), digests.to_vec());
+        protected::on(&self.inner.io, "schema_texts", self.inner.pools.timeout, async move {
+            store.read_schemas(&namespace, &digests).await
+        })
+        .await
+    }
+
     async fn reopen(
         &self,
         namespace: &Namespace,
@@ -185,6 +208,7 @@ impl RecipeStore for PgStore {
         Ok(match columns.get::<Option<&str>>("refused")? {
             None => SignalAnswer::Stored { id: columns.get("signal_id")?, created: columns.get("created")? },
             Some("key_conflict") => SignalAnswer::KeyConflict,
+            Some("too_many_signals") => SignalAnswer::TooMany,
             Some("job_ended") => SignalAnswer::JobEnded { state: columns.parse("state")? },
             Some(_) => SignalAnswer::NotFound,
         })
@@ -233,6 +257,10 @@ fn recipe_job(columns: Columns<'_>) -> Result<RecipeJob, StoreError> {
         published,
         handoffs: columns.get("handoffs")?,
         events: columns.get("events")?,
+        schemas: match columns.get::<Option<&str>>("schemas")? {
+            Some(text) => serde_json::from_str(text).map_err(|e| error::garbled("recipe_job", e))?,
+            None => BTreeMap::new(),
+        },
     })
 }
 

@@ -6,7 +6,7 @@
 //! under the old generation, and none can be submitted under it any more.
 
 use leasehold_actors::{
-    domain::{Namespace, NewJob},
+    domain::{JobDefinition, Namespace, NewJob},
     error::StoreError,
 };
 
@@ -55,6 +55,11 @@ impl PgStore {
     ) -> Result<WorkflowChanged, WorkflowError> {
         document.validate()?;
         not_reserved(&document.name)?;
+        if let JobDefinition::Recipe(spec) = &document.definition
+            && let Some(broken) = self.check_spec(&document.namespace, spec).await?
+        {
+            return Err(broken.into());
+        }
         transaction!(self, "workflow_apply", PATIENCE, session => apply(session, document))
     }
 

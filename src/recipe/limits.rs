@@ -41,3 +41,9 @@ pub const MAX_NODE_MILLIS: i64 = 31_536_000_000;
 pub const MAX_IDLE_TRANSITIONS: u32 = 10_000;
 /// The most bytes of a result.
 pub const MAX_RESULT_BYTES: usize = 1 << 20;
+/// The most bytes of a JSON Schema of a job type or an op.
+pub const MAX_SCHEMA_BYTES: usize = 64 << 10;
+/// The most rules of such a schema, counted with everything that they refer to.
+pub const MAX_SCHEMA_RULES: usize = 2_000;
+/// The most bytes that one `pattern` of it may take once it is compiled.
+pub const MAX_SCHEMA_PATTERN_BYTES: usize = 1 << 20;

@@ -23,6 +23,7 @@ pub mod op;
 pub mod ops;
 pub mod rehearsal;
 pub mod schema;
+pub mod schemas;
 mod session;
 pub mod supplied;
 pub mod template;

@@ -71,6 +71,17 @@ pub trait Op: Send + Sync + 'static {
     /// [`TaskError`], which is recorded as the task's result; whether it is tried again is for the node's `retry` to
     /// say.
     async fn run(&self, task: Task) -> Result<JsonText, TaskError>;
+
+    /// A JSON Schema that its inputs are held against before it runs: of jobs that are submitted after a worker with
+    /// this op has started. None by default.
+    fn input_schema(&self) -> Option<&str> {
+        None
+    }
+
+    /// The same for its output, before that is recorded.
+    fn output_schema(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// One run of one task.

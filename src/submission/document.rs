@@ -1,12 +1,14 @@
 //! The YAML form of a workflow: what an author writes, with amounts and durations as people write them.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, path::Path};
 
 use leasehold_actors::domain::{
-    ContainerSpec, HeartbeatSpec, InvalidDefinition, JobDefinition, Namespace, OnOrphan, PullPolicy,
-    RetryPolicy, quantity,
+    ContainerSpec, HeartbeatSpec, InvalidDefinition, JobDefinition, Namespace, OnOrphan, PullPolicy, RawJson,
+    RecipeSpec, RetryPolicy, execution::Requirements, quantity,
 };
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+
+use crate::recipe::{self, Mistakes, bundle::Bundle};
 
 use super::{
     AD_HOC, json, priority, range, text_name, validate_definition, validate_retry, yaml_json::JsonText,
@@ -56,7 +58,7 @@ impl std::str::FromStr for Overlap {
 ///
 /// ```yaml
 /// name: nightly-report
-/// container:                 # or `heartbeat:`, or `handler: name`
+/// container:                 # or `heartbeat:`, or `handler: name`, or `recipe: {file: process.yaml, inputs: {…}}`
 ///   image: busybox
 ///   command: [sh, -c, "echo report"]
 ///   memory: 64Mi             # also cpu: 500m, pids: 64, env, workdir, user, network, pull
@@ -92,8 +94,26 @@ impl WorkflowDocument {
     ///
     /// # Errors
     /// [`DocumentError`] for the first mistake: YAML that cannot be read, an unknown or doubled key, a wrong
-    /// type, or a value that breaks a rule.
+    /// type, or a value that breaks a rule. A recipe's file cannot be found from here: see
+    /// [`WorkflowDocument::parse_all_in`].
     pub fn parse_all(text: &str, namespace: &Namespace) -> Result<Vec<Self>, DocumentError> {
+        Self::parse(text, namespace, None)
+    }
+
+    /// As [`WorkflowDocument::parse_all`], for a file in this folder: the recipes that it names are read, with all that
+    /// they include, and pinned.
+    ///
+    /// # Errors
+    /// [`DocumentError`].
+    pub fn parse_all_in(
+        text: &str,
+        namespace: &Namespace,
+        folder: &Path,
+    ) -> Result<Vec<Self>, DocumentError> {
+        Self::parse(text, namespace, Some(folder))
+    }
+
+    fn parse(text: &str, namespace: &Namespace, folder: Option<&Path>) -> Result<Vec<Self>, DocumentError> {
         if text.len() > MAX_FILE_BYTES {
             return Err(DocumentError::nowhere("the file is larger than 4 MiB"));
         }
@@ -107,7 +127,7 @@ impl WorkflowDocument {
         if parsed.is_empty() {
             return Err(DocumentError::nowhere("there is no document in the file"));
         }
-        parsed.into_iter().map(|written| Ok(written.checked(namespace)?)).collect()
+        parsed.into_iter().map(|written| Ok(written.checked(namespace, folder)?)).collect()
     }
 
     /// Checks every rule; what [`WorkflowDocument::parse_all`] gives has passed already.
@@ -118,6 +138,10 @@ impl WorkflowDocument {
         text_name("name", &self.name)?;
         validate_definition(&self.definition)?;
         json::check("payload", &self.payload)?;
+        let object = self.payload.trim_start().starts_with('{') || self.payload.trim() == "null";
+        if matches!(self.definition, JobDefinition::Recipe(_)) && !object {
+            return Err(InvalidDefinition::new("payload", "of a recipe must be a JSON object, or null"));
+        }
         priority(self.priority)?;
         range("timeout", self.timeout_ms, 1, super::MAX_TIMEOUT_MS)?;
         validate_retry(&self.retry)
@@ -176,6 +200,7 @@ struct Written {
     container: Option<WrittenContainer>,
     heartbeat: Option<WrittenHeartbeat>,
     handler: Option<String>,
+    recipe: Option<WrittenRecipe>,
     #[serde(default)]
     payload: Option<JsonText>,
     payload_json: Option<String>,
@@ -235,6 +260,54 @@ struct WrittenHeartbeat {
     insecure_skip_tls_verify: bool,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenRecipe {
+    file: String,
+    #[serde(default)]
+    inputs: Option<JsonText>,
+    #[serde(default)]
+    require: Option<JsonText>,
+}
+
+impl WrittenRecipe {
+    /// Reads the recipe with everything that it includes, and pins it.
+    fn pinned(&self, folder: Option<&Path>) -> Result<RecipeSpec, InvalidDefinition> {
+        let invalid = |field: &str, reason: String| InvalidDefinition::new(format!("recipe.{field}"), reason);
+        let folder = folder.ok_or_else(|| {
+            invalid(
+                "file",
+                "is relative to the workflow's own file, and this one comes from nowhere".to_owned(),
+            )
+        })?;
+        let first = |found: Mistakes| {
+            let mistake = found.mistakes.first().map_or_else(String::new, ToString::to_string);
+            invalid("file", mistake)
+        };
+        let bundle = Bundle::read(&folder.join(&self.file)).map_err(first)?;
+        let recipe = recipe::compile(&bundle).map_err(first)?;
+        let given = self.inputs.as_ref().map_or("{}", |inputs| inputs.0.as_str());
+        let bound =
+            recipe::inputs::bind(&recipe.inputs, given).map_err(|e| invalid("inputs", e.to_string()))?;
+        let required = self.require.as_ref().map_or("{}", |require| require.0.as_str());
+        let required: Requirements =
+            serde_json::from_str(required).map_err(|e| invalid("require", e.to_string()))?;
+        let required = serde_json::to_string(&required).map_err(|e| invalid("require", e.to_string()))?;
+        let raw = |field: &str, text: &str| {
+            RawJson::new(text).map_err(|e| invalid(field, format!("cannot be pinned: {e}")))
+        };
+        Ok(RecipeSpec {
+            recipe: recipe.id,
+            job_type: recipe.job_type,
+            language: recipe.language,
+            digest: bundle.digest(),
+            bundle: raw("file", &bundle.to_json())?,
+            inputs: raw("inputs", &bound)?,
+            require: raw("require", &required)?,
+        })
+    }
+}
+
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct WrittenRetry {
@@ -248,15 +321,20 @@ struct WrittenRetry {
 }
 
 impl Written {
-    fn checked(self, namespace: &Namespace) -> Result<WorkflowDocument, InvalidDefinition> {
-        let definition = match (self.container, self.heartbeat, self.handler) {
-            (Some(container), None, None) => JobDefinition::Container(container.into()),
-            (None, Some(heartbeat), None) => JobDefinition::Heartbeat(heartbeat.into()),
-            (None, None, Some(name)) => JobDefinition::Handler { name },
+    fn checked(
+        self,
+        namespace: &Namespace,
+        folder: Option<&Path>,
+    ) -> Result<WorkflowDocument, InvalidDefinition> {
+        let definition = match (self.container, self.heartbeat, self.handler, self.recipe) {
+            (Some(container), None, None, None) => JobDefinition::Container(container.into()),
+            (None, Some(heartbeat), None, None) => JobDefinition::Heartbeat(heartbeat.into()),
+            (None, None, Some(name), None) => JobDefinition::Handler { name },
+            (None, None, None, Some(recipe)) => JobDefinition::Recipe(recipe.pinned(folder)?),
             _ => {
                 return Err(InvalidDefinition::new(
                     self.name,
-                    "say what to run: exactly one of `container`, `heartbeat` and `handler`",
+                    "say what to run: exactly one of `container`, `heartbeat`, `handler` and `recipe`",
                 ));
             }
         };

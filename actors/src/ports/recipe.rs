@@ -7,15 +7,16 @@
 
 mod log;
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use serde::Deserialize;
 
 use super::{Authority, Grant, LeaseStore};
 use crate::{
-    domain::{CommandId, Epoch, Failure, JobId, JobState, LeaseToken, Namespace, NewJob, WorkerId},
-    error::StoreError,
+    domain::{CommandId, Epoch, Failure, JobId, JobState, LeaseToken, Namespace, NewJob, Route, WorkerId},
+    error::{Applied, StoreError, StoreErrorKind},
 };
 
 /// JSON exactly as it was written: big numbers, the order of keys and white space included.
@@ -25,6 +26,13 @@ pub type JsonText = Arc<str>;
 pub const MAX_LOG_EVENTS: i64 = 50_000;
 /// The most bytes of a job's log, all events together.
 pub const MAX_LOG_BYTES: i64 = 64 << 20;
+
+/// The most signals of a job that nobody has taken.
+pub const MAX_PENDING_SIGNALS: i64 = 1_000;
+/// The most bytes of names and data of those signals, all together.
+pub const MAX_PENDING_SIGNAL_BYTES: i64 = 4 << 20;
+/// The most ops of one job type that schemas are kept of, the job type itself counted.
+pub const MAX_SCHEMA_TASKS: i64 = 200;
 
 /// How a task ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -255,6 +263,37 @@ pub struct RecipeJob {
     pub handoffs: i32,
     /// How many events its log has.
     pub events: i64,
+    /// The schemas that it was submitted under, by op; its own under the empty name. They never change.
+    pub schemas: BTreeMap<String, SchemaDigests>,
+}
+
+/// A JSON Schema under its digest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchemaText {
+    /// SHA-256 of its canonical form, in hex.
+    pub digest: String,
+    /// Raw JSON text.
+    pub text: JsonText,
+}
+
+/// What is asked of a route: of what goes in, and of what comes out.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RouteSchemas {
+    /// Of inputs.
+    pub input: Option<SchemaText>,
+    /// Of the output.
+    pub output: Option<SchemaText>,
+}
+
+/// The schemas of a route by their digests.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+pub struct SchemaDigests {
+    /// Of inputs.
+    #[serde(default)]
+    pub input: Option<String>,
+    /// Of the output.
+    #[serde(default)]
+    pub output: Option<String>,
 }
 
 /// A signal to a job.
@@ -280,6 +319,8 @@ pub enum SignalAnswer {
     },
     /// A signal with this key has another name or data.
     KeyConflict,
+    /// So many that nobody has taken are kept already; nothing was stored.
+    TooMany,
     /// The job has ended.
     JobEnded {
         /// How.
@@ -391,6 +432,18 @@ pub enum Refusal {
     NotLive,
 }
 
+/// The answer of a store, or of something in front of one, that keeps no schemas: said aloud, since a job with schemas
+/// must not run unchecked.
+#[must_use]
+pub fn no_schemas(operation: &'static str) -> StoreError {
+    StoreError {
+        operation,
+        kind: StoreErrorKind::Refused,
+        applied: Applied::No,
+        message: "no schemas are kept here".to_owned(),
+    }
+}
+
 /// The jobs service as a recipe sees it. One implementation on PostgreSQL, one in memory; the conformance suite runs
 /// on both.
 ///
@@ -435,6 +488,28 @@ pub trait RecipeStore: LeaseStore {
         command: CommandId,
         new_token: &LeaseToken,
     ) -> Result<Redeemed, StoreError>;
+
+    /// Says what is asked of recipes of a type, or of one of its ops, from now on; what was submitted before stays under
+    /// what it was submitted under. The same again changes nothing. True when it changed something.
+    async fn register_schema(
+        &self,
+        namespace: &Namespace,
+        route: &Route,
+        schemas: &RouteSchemas,
+    ) -> Result<bool, StoreError> {
+        let _ = (namespace, route, schemas);
+        Err(no_schemas("register_schema"))
+    }
+
+    /// The schemas under these digests, as far as they are kept.
+    async fn schema_texts(
+        &self,
+        namespace: &Namespace,
+        digests: &[String],
+    ) -> Result<Vec<SchemaText>, StoreError> {
+        let _ = (namespace, digests);
+        Err(no_schemas("schema_texts"))
+    }
 
     /// Reopens a FAILED or CANCELED recipe as a new attempt with fresh failure counters. In the same statement its log
     /// says what counts as unfinished: beside what is asked for, children that were cancelled, or ended without

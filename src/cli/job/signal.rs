@@ -2,7 +2,9 @@
 
 use leasehold_actors::{
     domain::JobId,
-    ports::recipe::{NewSignal, RecipeStore as _, SignalAnswer},
+    ports::recipe::{
+        MAX_PENDING_SIGNAL_BYTES, MAX_PENDING_SIGNALS, NewSignal, RecipeStore as _, SignalAnswer,
+    },
 };
 
 use super::super::{CliError, Exit, output, store};
@@ -45,6 +47,10 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
             SignalAnswer::NotFound => Err(super::no_recipe(id)),
             SignalAnswer::KeyConflict => refused(format!(
                 "job {id} has another signal with that key; use another key, or the same name and data"
+            )),
+            SignalAnswer::TooMany => refused(format!(
+                "too_many_signals: job {id} has {MAX_PENDING_SIGNALS} signals, or {MAX_PENDING_SIGNAL_BYTES} bytes of them, \
+                 that nobody has taken; see `leasehold job why {id}` for what it waits for"
             )),
             SignalAnswer::JobEnded { state } => refused(format!(
                 "job_ended: job {id} has ended already: {state}; see `leasehold job results {id}`"

@@ -1,7 +1,10 @@
 -- cancel_job.sql: cancels a job that has not started, or asks the holder of its lease to.
 -- A job that moves between the tables at this moment is seen in none of them: then the caller asks again.
-with from_waiting as (
-    delete from leasehold.waiting where job_id = $2 and namespace = $1
+with family as materialized (
+    -- First the children that end with it: whoever holds one of them may be on his way to this job.
+    select leasehold.lock_family($2) as members
+), from_waiting as (
+    delete from leasehold.waiting where job_id = $2 and namespace = $1 and (select f.members from family f) >= 0
     returning job_id, kind, route, workflow, rank, generation, dispatch_attempt, attempt, epoch, failures_user,
               failures_system, failures_timeout, losses
 ), from_ready as (

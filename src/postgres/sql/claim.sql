@@ -61,7 +61,7 @@ with routes as materialized (
               and (r.workflow = 'adhoc' or exists (
                   select from leasehold.workflows w
                   where w.namespace = r.namespace and w.name = r.workflow and w.state = 'ACTIVE'
-                    and w.generation = r.generation))
+                    and (w.generation = r.generation or r.kind = 'RECIPE' and r.attempt > 0)))
               and (u.kind <> 'RECIPE' or exists (
                   select from leasehold.recipes p
                   where p.job_id = r.job_id and p.language between $23 and $24
@@ -92,11 +92,12 @@ with routes as materialized (
         select r.ctid as at, r.* from leasehold.ready r
         where r.namespace = $1 and r.kind = u.kind and r.route = u.route and r.task = u.task
           and (r.rank, r.due_at, r.job_id) >= (u.from_rank, u.from_due, u.from_job)
-          -- What a workflow has left behind is not in anybody's way.
+          -- What a workflow has left behind is not in anybody's way. A recipe that was claimed once is in flight, under
+          -- the definition that it was submitted with: an edit leaves it alone.
           and (r.workflow = 'adhoc' or exists (
               select from leasehold.workflows w
               where w.namespace = r.namespace and w.name = r.workflow and w.state = 'ACTIVE'
-                and w.generation = r.generation))
+                and (w.generation = r.generation or r.kind = 'RECIPE' and r.attempt > 0)))
           -- A recipe whose published needs the worker does not fit is left to others: for good while the hint is exact,
           -- else for 5 s. (Its row beside was written no later than the row here.)
           and (u.kind <> 'RECIPE' or exists (
@@ -177,7 +178,8 @@ with routes as materialized (
         left join flows f on f.name = p.workflow
         left join gates g on g.name = p.workflow
         where (p.workflow <> 'adhoc' or p.kind = 'CONTAINER')
-          and (p.workflow = 'adhoc' or f.state = 'ACTIVE' and f.generation = p.generation)
+          and (p.workflow = 'adhoc' or f.state = 'ACTIVE' and (f.generation = p.generation
+                                                              or p.kind = 'RECIPE' and p.attempt > 0))
     ) l
     left join openings o on o.name = l.workflow and o.n = l.line
 ), placements as materialized (

@@ -14,7 +14,7 @@ use leasehold_actors::{
     },
     ports::{
         End, Ended, Grant,
-        recipe::{Event, RecipeJob, Refusal},
+        recipe::{Event, RecipeJob, Refusal, SchemaText},
     },
     work::{LeaseContext, WorkOutcome},
 };
@@ -31,6 +31,7 @@ use crate::recipe::{
     compiled::Recipe,
     op::Ops,
     ops::secrets::Secrets,
+    schemas::{JobSchemas, Schema, Side},
     session::{Hands, Job, Session, SessionEnd},
 };
 
@@ -38,6 +39,8 @@ use crate::recipe::{
 const REFUSALS: i32 = 5;
 /// Compiled recipes that are kept for the next job.
 const KEPT: usize = 64;
+/// The same of schemas.
+const KEPT_SCHEMAS: usize = 1024;
 
 /// What a recipe engine is given beside its runtime. Both functions come from the [`super::ExecutionRuntime`] that
 /// the engine is built on, and the rest must be what that was built with; without them nothing stands before a task,
@@ -87,6 +90,8 @@ pub struct RecipeEngine {
     threads: Handle,
     /// Recipes by their digest.
     compiled: Mutex<BTreeMap<String, Arc<Recipe>>>,
+    /// Schemas by theirs.
+    schemas: Mutex<BTreeMap<String, Arc<Schema>>>,
 }
 
 impl fmt::Debug for RecipeEngine {
@@ -141,6 +146,7 @@ impl RecipeEngine {
             secrets,
             threads,
             compiled: Mutex::default(),
+            schemas: Mutex::default(),
         })
     }
 
@@ -177,7 +183,15 @@ impl RecipeEngine {
         if let Some(outcome) = before_run(grant, lease, watch, events.len()).await {
             return outcome;
         }
+        let schemas = match self.schemas(&job, lease).await {
+            Ok(schemas) => schemas,
+            Err(outcome) => return outcome,
+        };
+        if let Err(failure) = schemas.check("", Side::Input, &spec.inputs.get().into()).await {
+            return WorkOutcome::FailedForGood(failure);
+        }
         let hands = Hands {
+            schemas: schemas.clone(),
             runtime: Arc::clone(&self.runtime),
             lease: lease.clone(),
             stage: Stage { inner: Arc::clone(&self.inner) },
@@ -207,6 +221,9 @@ impl RecipeEngine {
         }
         match session.run().await {
             SessionEnd::Completed(output) => {
+                if let Err(failure) = schemas.check("", Side::Output, &output).await {
+                    return WorkOutcome::FailedForGood(failure);
+                }
                 WorkOutcome::Completed { exit_code: None, output: Some(output.to_string()) }
             }
             SessionEnd::Failed(failure) => WorkOutcome::FailedForGood(failure),
@@ -256,6 +273,38 @@ impl RecipeEngine {
                 after(given, lease, watch)
             }
         }
+    }
+
+    /// Makes the schemas ready that the job was submitted under.
+    async fn schemas(&self, job: &RecipeJob, lease: &LeaseContext) -> Result<JobSchemas, WorkOutcome> {
+        let unusable = |reason: String| {
+            WorkOutcome::Failed(Failure::new(FailureKind::System, "schema_unusable", reason))
+        };
+        let kept = || self.schemas.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept().len() >= KEPT_SCHEMAS {
+            kept().clear();
+        }
+        let digests = job.schemas.values().flat_map(|digests| [&digests.input, &digests.output]);
+        let mut missing: Vec<String> =
+            digests.flatten().filter(|digest| !kept().contains_key(*digest)).cloned().collect();
+        missing.sort();
+        missing.dedup();
+        if !missing.is_empty() {
+            let namespace = &lease.authority().owner.namespace;
+            let texts = repeat(lease, || self.runtime.schema_texts(namespace, &missing)).await;
+            let texts = texts.map_err(|reason| {
+                tracing::warn!(job = %lease.authority().job, reason, "its schemas were not read");
+                WorkOutcome::Abandoned
+            })?;
+            for SchemaText { digest, text } in texts {
+                let made = tokio::task::spawn_blocking(move || Schema::new(&text)).await;
+                let schema = made.map_err(|error| unusable(format!("schema {digest}: {error}")))?;
+                let schema = schema.map_err(|error| unusable(format!("schema {digest}: {error}")))?;
+                kept().insert(digest, Arc::new(schema));
+            }
+        }
+        JobSchemas::of(&job.schemas, |digest| kept().get(digest).cloned())
+            .map_err(|digest| unusable(format!("schema {digest} is not kept any more")))
     }
 
     fn definition(&self, text: &str) -> Result<(RecipeSpec, Arc<Recipe>, Requirements), Failure> {

@@ -5,13 +5,13 @@ use std::{fmt, sync::Arc};
 use async_trait::async_trait;
 use leasehold_actors::{
     domain::{
-        CommandId, Failure, JobId, Namespace,
+        CommandId, Failure, JobId, Namespace, Route,
         execution::{Allocation, Mismatch, Requirements, compare},
     },
     error::StoreError,
     ports::{
         Authority, ClaimAnswer, Ended, ListedAnswer, ListedClaim, OpenClaim, Renewal,
-        recipe::{Event, JsonText, NewEvent, RecipeJob, Recorded, Refusal},
+        recipe::{Event, JsonText, NewEvent, RecipeJob, Recorded, Refusal, RouteSchemas, SchemaText},
     },
     work::LeaseContext,
 };
@@ -293,6 +293,23 @@ impl JobRuntime for ExecutionRuntime {
 
     async fn refuse(&self, lease: &LeaseContext, reason: &str) -> Result<Refusal, StoreError> {
         self.runtime.refuse(lease, reason).await
+    }
+
+    async fn register_schema(
+        &self,
+        namespace: &Namespace,
+        route: &Route,
+        schemas: &RouteSchemas,
+    ) -> Result<bool, StoreError> {
+        self.runtime.register_schema(namespace, route, schemas).await
+    }
+
+    async fn schema_texts(
+        &self,
+        namespace: &Namespace,
+        digests: &[String],
+    ) -> Result<Vec<SchemaText>, StoreError> {
+        self.runtime.schema_texts(namespace, digests).await
     }
 
     async fn renew_supplied(&self, authority: &Authority) -> Result<Renewal, StoreError> {

@@ -8,7 +8,10 @@ use leasehold_actors::{
     error::StoreError,
     ports::{
         Authority, ClaimAnswer, End, Ended, ListedAnswer, ListedClaim, OpenClaim, PayloadUpdate, Renewal,
-        recipe::{Event, JsonText, NewEvent, Publication, RecipeJob, RecipeStore, Recorded, Refusal, Wake},
+        recipe::{
+            Event, JsonText, NewEvent, Publication, RecipeJob, RecipeStore, Recorded, Refusal, RouteSchemas,
+            SchemaText, Wake, no_schemas,
+        },
     },
     work::LeaseContext,
 };
@@ -97,6 +100,27 @@ pub trait JobRuntime: Send + Sync + 'static {
 
     /// Records under a live lease that the job's execution payload was refused.
     async fn refuse(&self, lease: &LeaseContext, reason: &str) -> Result<Refusal, StoreError>;
+
+    /// Says what is asked of recipes of a type, or of one of its ops, from now on.
+    async fn register_schema(
+        &self,
+        namespace: &Namespace,
+        route: &Route,
+        schemas: &RouteSchemas,
+    ) -> Result<bool, StoreError> {
+        let _ = (namespace, route, schemas);
+        Err(no_schemas("register_schema"))
+    }
+
+    /// Reads the schemas that a job was submitted under.
+    async fn schema_texts(
+        &self,
+        namespace: &Namespace,
+        digests: &[String],
+    ) -> Result<Vec<SchemaText>, StoreError> {
+        let _ = (namespace, digests);
+        Err(no_schemas("schema_texts"))
+    }
 
     /// Extends a lease that somebody else acquired. Never revives an expired one, and acquires nothing.
     async fn renew_supplied(&self, authority: &Authority) -> Result<Renewal, StoreError>;
@@ -188,6 +212,23 @@ impl JobRuntime for StoreRuntime {
 
     async fn refuse(&self, lease: &LeaseContext, reason: &str) -> Result<Refusal, StoreError> {
         self.store.refuse(lease.authority(), reason).await
+    }
+
+    async fn register_schema(
+        &self,
+        namespace: &Namespace,
+        route: &Route,
+        schemas: &RouteSchemas,
+    ) -> Result<bool, StoreError> {
+        self.store.register_schema(namespace, route, schemas).await
+    }
+
+    async fn schema_texts(
+        &self,
+        namespace: &Namespace,
+        digests: &[String],
+    ) -> Result<Vec<SchemaText>, StoreError> {
+        self.store.schema_texts(namespace, digests).await
     }
 
     async fn renew_supplied(&self, authority: &Authority) -> Result<Renewal, StoreError> {

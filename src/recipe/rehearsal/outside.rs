@@ -231,6 +231,9 @@ impl Outside {
                     None
                 }
                 Ok(SignalAnswer::KeyConflict) => Some("its key is that of another signal".to_owned()),
+                Ok(SignalAnswer::TooMany) => {
+                    Some("too_many_signals: nobody has taken those before it".to_owned())
+                }
                 Ok(SignalAnswer::JobEnded { .. } | SignalAnswer::NotFound) => None,
                 Err(error) => Some(error.to_string()),
             };

@@ -8,11 +8,11 @@ use std::sync::{
 
 use async_trait::async_trait;
 use leasehold_actors::{
-    domain::{CommandId, Failure, JobId, Namespace},
+    domain::{CommandId, Failure, JobId, Namespace, Route},
     error::StoreError,
     ports::{
         Authority, ClaimAnswer, Ended, ListedAnswer, ListedClaim, OpenClaim, Renewal,
-        recipe::{Event, JsonText, NewEvent, RecipeJob, Recorded, Refusal},
+        recipe::{Event, JsonText, NewEvent, RecipeJob, Recorded, Refusal, RouteSchemas, SchemaText},
     },
     work::LeaseContext,
 };
@@ -136,6 +136,23 @@ impl JobRuntime for Watched {
 
     async fn refuse(&self, lease: &LeaseContext, reason: &str) -> Result<Refusal, StoreError> {
         self.inner.refuse(lease, reason).await
+    }
+
+    async fn register_schema(
+        &self,
+        namespace: &Namespace,
+        route: &Route,
+        schemas: &RouteSchemas,
+    ) -> Result<bool, StoreError> {
+        self.inner.register_schema(namespace, route, schemas).await
+    }
+
+    async fn schema_texts(
+        &self,
+        namespace: &Namespace,
+        digests: &[String],
+    ) -> Result<Vec<SchemaText>, StoreError> {
+        self.inner.schema_texts(namespace, digests).await
     }
 
     async fn renew_supplied(&self, authority: &Authority) -> Result<Renewal, StoreError> {

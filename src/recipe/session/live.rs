@@ -26,6 +26,7 @@ use super::{
 use crate::recipe::{
     execution::{GuardedTask, JobRuntime, RunWatch, Stage},
     ops::secrets::Secrets,
+    schemas::JobSchemas,
 };
 
 /// How long a task that was stopped for a sibling or a timeout may take to end.
@@ -42,6 +43,7 @@ pub(in crate::recipe) struct Hands {
     pub(in crate::recipe) stage: Stage,
     pub(in crate::recipe) tasks: Arc<BTreeMap<String, GuardedTask>>,
     pub(in crate::recipe) secrets: Arc<Secrets>,
+    pub(in crate::recipe) schemas: JobSchemas,
     /// Where ops run: apart from what renews leases.
     pub(in crate::recipe) threads: Handle,
     /// Who looks on.

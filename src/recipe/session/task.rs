@@ -26,6 +26,7 @@ use crate::recipe::{
     execution::{Admitted, Declined, LeaseEvent, ReplayedTask},
     limits::MAX_RESULT_BYTES,
     op::{Later, Task, TaskContext, TaskError, TaskStop, TaskStopper},
+    schemas::Side,
     template::{Rendered, ValueTemplate},
 };
 
@@ -201,6 +202,10 @@ impl Session {
         strand: &Strand,
     ) -> Result<Ran, Later> {
         let hands = self.hands();
+        // Held against its schema is what is stored: secrets by their names.
+        if let Err(failure) = hands.schemas.check(op, Side::Input, &input.text.as_str().into()).await {
+            return Ok(Some((TaskOutcome::Failed(failure), None)));
+        }
         let inputs = match input.with_secrets(|name| hands.secrets.get(name).map(str::to_owned)) {
             Ok(inputs) => inputs,
             Err(missing) => {
@@ -247,7 +252,10 @@ impl Session {
         Ok(match (result, stop) {
             (_, Some(TaskStop::TimedOut)) => None,
             (Ok(output), _) => match checked(path, &hands.secrets.mask_json(&output)) {
-                Ok(output) => Some((TaskOutcome::Succeeded { output }, context.asked_for())),
+                Ok(output) => match hands.schemas.check(op, Side::Output, &output).await {
+                    Ok(()) => Some((TaskOutcome::Succeeded { output }, context.asked_for())),
+                    Err(failure) => Some((TaskOutcome::Failed(failure), None)),
+                },
                 Err(failure) => Some((TaskOutcome::Failed(failure), None)),
             },
             (Err(_), Some(TaskStop::SiblingFailed)) => Some((TaskOutcome::Canceled, None)),

@@ -365,3 +365,89 @@ async fn a_failed_recipe_is_reopened_at_its_failure_or_from_a_path() {
     assert_eq!(other.code, 4, "{other:?}");
     std::fs::remove_dir_all(&dir).unwrap();
 }
+
+/// What is asked of inputs refuses a submission with the place; jobs and listings name the schemas by digest.
+#[tokio::test]
+async fn inputs_that_break_a_registered_schema_are_refused_at_submission() {
+    let database = TestDatabase::create().await;
+    let leasehold = Leasehold::on(database.url());
+    let file = |text: &str| Recipe::new(text);
+    let recipe = file("id: sized\ninputs: { size: { type: integer } }\nop: sleep\nwith: { for: 1s }\n");
+    let schema = file(r#"{"properties": {"size": {"maximum": 10}}}"#);
+    let register =
+        |file: &Recipe| leasehold.run(&["schema", "register", "--route", "recipe", "--input", file.path()]);
+    assert_eq!(register(&schema).out, "recipe registered\n");
+    assert_eq!(register(&schema).out, "recipe unchanged\n");
+    let listed = leasehold.run(&["schema", "list", "--json"]).json();
+    assert_eq!(
+        (&listed["job_type"], &listed["op"], &listed["output"]),
+        (&"recipe".into(), &"".into(), &Value::Null)
+    );
+    let shown = leasehold.run(&["schema", "show", listed["input"].as_str().unwrap()]);
+    assert_eq!(shown.json()["properties"]["size"]["maximum"], 10);
+    let refused = leasehold.run(&["submit", "--recipe", recipe.path(), "--input", "size:=11"]);
+    assert!(refused.code == 2 || refused.code == 5, "{refused:?}");
+    assert!(
+        refused.err.contains("inputs/size: schema_violation") && !refused.err.contains("11"),
+        "{refused:?}"
+    );
+    submit(&leasehold, &[recipe.path(), "--input", "size:=10"]);
+    let out = file(r#"{"$ref": "https://example.com/s.json"}"#);
+    let remote = register(&out);
+    assert!(remote.code == 2 && remote.err.contains("leads out of the schema"), "{remote:?}");
+    assert_eq!(leasehold.run(&["schema", "show", "nothing"]).code, 4);
+    assert_eq!(leasehold.run(&["schema", "list"]).out.lines().count(), 2);
+}
+
+/// A workflow's recipe is read and pinned at apply, and a run that was claimed once goes on with what it was submitted
+/// with, whatever is applied meanwhile.
+#[tokio::test]
+async fn a_workflow_of_a_recipe_pins_it_at_apply_and_a_run_in_flight_keeps_it() {
+    let database = TestDatabase::create().await;
+    let leasehold = Leasehold::on(database.url());
+    let dir = std::env::temp_dir().join(format!("lh-flow-{}", uuid::Uuid::new_v4()));
+    std::fs::create_dir_all(dir.join("steps")).unwrap();
+    let write = |version: &str| {
+        let text = format!(
+            "id: pipe\ninputs: {{ size: {{ type: integer, default: 1 }} }}\nsequence:\n  - {{ id: a, op: command, inputs: {{ argv: [echo, '1'] }} }}\n  - {{ id: go, op: wait_for_signal, inputs: {{ name: go }} }}\n  - {{ id: b, op: command, inputs: {{ argv: [echo, '{version}'] }} }}\n"
+        );
+        std::fs::write(dir.join("steps/pipe.yaml"), text).unwrap();
+    };
+    let flow = dir.join("flow.yaml");
+    std::fs::write(&flow, "name: nightly\nrecipe:\n  file: steps/pipe.yaml\n  inputs: {size: 3}\n  require: {resources: {cpu: 1m}}\n").unwrap();
+    let apply = || leasehold.run(&["workflow", "apply", flow.to_str().unwrap()]);
+    let trigger = || leasehold.run(&["workflow", "trigger", "nightly"]).out.trim().to_owned();
+    write("1");
+    assert_eq!(apply().out, "nightly created, generation 1\n");
+    assert_eq!(apply().out, "nightly unchanged, generation 1\n");
+    let first = trigger();
+    let _worker = Worker::start(&leasehold, "w", &["--allow-commands", "--allocation-cpu", "2"]);
+    let waits = async |id: &str| {
+        eventually(PATIENCE, "it waits for the signal", async || {
+            let job = leasehold.run(&["job", "show", id, "--json"]).json();
+            (job["state"] == "PENDING" && results(&leasehold, id).len() == 1).then_some(job)
+        })
+        .await
+    };
+    let job = waits(&first).await;
+    assert_eq!(job["definition"]["inputs"]["size"], 3);
+    // The file changes: nothing does, until it is applied.
+    write("2");
+    let second = trigger();
+    waits(&second).await;
+    assert_eq!(apply().out, "nightly changed, generation 2\n", "runs in flight are not superseded");
+    let third = trigger();
+    for (id, output) in [(&first, 1), (&second, 1), (&third, 2)] {
+        waits(id).await;
+        leasehold.run(&["job", "signal", id, "go"]);
+        let job = ended(&leasehold, id).await;
+        assert_eq!((&job["state"], &job["output"]["b"]), (&"COMPLETED".into(), &output.into()), "{job}");
+    }
+    std::fs::write(&flow, "name: nightly\nrecipe: {file: steps/none.yaml}\n").unwrap();
+    let missing = apply();
+    assert!(missing.code == 2 && missing.err.contains("none.yaml: there is no such file"), "{missing:?}");
+    std::fs::write(&flow, "name: nightly\nrecipe: {file: steps/pipe.yaml, inputs: {colour: red}}\n").unwrap();
+    let wrong = apply();
+    assert!(wrong.code == 2 && wrong.err.contains("colour"), "{wrong:?}");
+    std::fs::remove_dir_all(&dir).unwrap();
+}

@@ -287,3 +287,37 @@ async fn a_canceled_run_is_reopened_under_its_workflows_present_generation_and_h
     let shown = store.show_job(&namespace(), job).await.unwrap().unwrap();
     assert_eq!((shown.row.due_at, shown.reopened.len()), (None, 2));
 }
+
+/// A cancel takes a family's rows from the youngest up, as the end of a child does: it holds nothing of the parent
+/// while it waits for a child.
+#[tokio::test]
+async fn the_cancel_of_a_parent_waits_for_a_child_before_it_takes_the_parent() {
+    let db = TestDatabase::create().await;
+    let (store, mut client, watcher) = (db.store().await, db.client().await, db.client().await);
+    let (parent, child) = (submit(&store).await, submit(&store).await);
+    rows::hold(&client, child, 60.0).await;
+    client
+        .execute(
+            "insert into leasehold.recipe_children (job_id, namespace, parent_id, path, cancel_with_parent)
+             values ($1, 'default', $2, 'c', true)",
+            &[&child.0, &parent.0],
+        )
+        .await
+        .unwrap();
+    let ends = client.transaction().await.unwrap();
+    ends.execute("select from leasehold.leases where job_id = $1 for update", &[&child.0]).await.unwrap();
+    let canceling = tokio::spawn({
+        let store = store.clone();
+        async move { cancel(&store, parent).await }
+    });
+    crate::support::eventually::eventually(std::time::Duration::from_secs(60), "the cancel waits for the child", async || {
+        let waits = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+        (!watcher.query(waits, &[]).await.unwrap().is_empty()).then_some(())
+    })
+    .await;
+    let free = "select job_id from leasehold.ready where job_id = $1 for update nowait";
+    assert_eq!(ends.query(free, &[&parent.0]).await.unwrap().len(), 1, "nobody holds the parent");
+    ends.commit().await.unwrap();
+    canceling.await.unwrap();
+    assert_eq!(state(&store, parent).await, JobState::Canceled);
+}

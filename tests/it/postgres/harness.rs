@@ -104,7 +104,7 @@ impl PgHarness {
             name: workflow.name.clone(),
             definition: workflow.definition.clone(),
             // Another payload is another definition, and the only thing that an edit of these tests changes.
-            payload: self.edits.fetch_add(1, Ordering::Relaxed).to_string(),
+            payload: format!("{{\"edit\": {}}}", self.edits.fetch_add(1, Ordering::Relaxed)),
             priority: 0,
             overlap: match (workflow.overlap_serial, workflow.overlap_limit) {
                 (true, _) => Overlap::Serial,

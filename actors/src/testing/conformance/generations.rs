@@ -2,8 +2,8 @@
 
 use super::bench::{Bench, complete, fail, release, reschedule};
 use crate::{
-    domain::{FailureKind, JobDefinition, JobId, JobState},
-    ports::{ClaimRejection, End, Ended, Renewal},
+    domain::{FailureKind, JobDefinition, JobId, JobState, Route},
+    ports::{ClaimRejection, End, Ended, OpenClaim, Renewal, recipe::Wake},
     testing::harness::{StoreHarness, TestWorkflow, WorkflowChange},
 };
 
@@ -123,5 +123,45 @@ pub async fn other_runs_do_not_notice(harness: &dyn StoreHarness) {
     for job in [ad_hoc, other] {
         let grant = bench.claim(job).await;
         assert_eq!(bench.end(&grant, End::Cancel).await, Ended::Terminal(JobState::Canceled));
+    }
+}
+
+/// An edit changes no recipe that was claimed once: it goes on, under the definition that it was submitted with. A pause
+/// holds it, a terminate ends it.
+pub async fn a_recipe_in_flight_goes_on_under_what_it_was_submitted_with(harness: &dyn StoreHarness) {
+    let bench = Bench::new(harness);
+    let workflow = TestWorkflow::new(&bench.namespace, "pipeline", super::bench::recipe());
+    harness.define_workflow(&workflow).await;
+    let (first, waits, never) =
+        (bench.run_of("pipeline").await, bench.run_of("pipeline").await, bench.run_of("pipeline").await);
+    let grant = bench.claim(first).await;
+    bench.end(&grant, reschedule()).await;
+    bench.requeue(first).await;
+    let sleeps = bench.claim(waits).await;
+    bench.end(&sleeps, super::waking::waits_for(vec![Wake::Signal("go".to_owned())])).await;
+    harness.change_workflow(&bench.namespace, "pipeline", WorkflowChange::Edit).await;
+    assert_eq!(bench.state(first).await, JobState::Queued);
+    assert_eq!(bench.state(waits).await, JobState::Pending);
+    assert_eq!(bench.view(never).await.failure_code.as_deref(), Some("superseded"));
+    let open = OpenClaim { routes: vec![Route::recipe("recipe", "")].into(), ..bench.open(10) };
+    let grants = bench.store.claim(&open).await.expect("the store answers").grants;
+    assert_eq!(grants.iter().map(|grant| grant.authority.job).collect::<Vec<_>>(), [first]);
+    assert_eq!((&grants[0].definition, grants[0].generation), (&grant.definition, grant.generation));
+    bench.end(&grants[0], reschedule()).await;
+    bench.requeue(first).await;
+    let again = bench.claim(first).await;
+    bench.end(&again, reschedule()).await;
+    bench.requeue(first).await;
+
+    harness.change_workflow(&bench.namespace, "pipeline", WorkflowChange::Pause).await;
+    assert_eq!((bench.state(first).await, bench.state(waits).await), (JobState::Pending, JobState::Pending));
+    assert_eq!(bench.dispatch().await, 0, "a pause holds it");
+    let signal = super::waking::signal("go", "1");
+    bench.recipes.send_signal(&bench.namespace, waits, &signal).await.expect("the store answers");
+    assert_eq!(bench.dispatch().await, 0, "whatever comes");
+    harness.change_workflow(&bench.namespace, "pipeline", WorkflowChange::Resume).await;
+    for job in [first, waits] {
+        assert_eq!(bench.state(job).await, JobState::Queued);
+        assert_eq!(bench.claim(job).await.generation, 1, "as it was submitted");
     }
 }

@@ -38,6 +38,7 @@ pub mod renewal;
 pub mod reopening;
 pub mod replay;
 pub mod retaking;
+pub mod schemata;
 pub mod waking;
 
 /// Calls a macro with every case of the suite, by module.
@@ -153,6 +154,7 @@ macro_rules! conformance_cases {
                 a_pause_holds_new_runs_until_the_resume,
                 a_terminate_ends_held_runs,
                 other_runs_do_not_notice,
+                a_recipe_in_flight_goes_on_under_what_it_was_submitted_with,
             ];
             dispatching: [
                 a_job_due_at_submit_is_queued_at_once,
@@ -235,6 +237,7 @@ macro_rules! conformance_cases {
                 a_signal_wakes_who_waits_for_it,
                 what_has_come_already_is_not_waited_for,
                 no_signal_is_slept_through,
+                signals_that_nobody_takes_have_a_limit,
                 a_waiting_recipe_can_be_cancelled,
             ];
             reopening: [
@@ -248,6 +251,11 @@ macro_rules! conformance_cases {
                 concurrent_reopenings_are_one,
                 a_terminated_workflow_s_run_stays_ended_and_a_paused_one_s_is_held,
             ];
+            schemata: [
+                a_schema_is_registered_once,
+                a_job_keeps_the_schemas_that_it_was_submitted_under,
+                only_so_many_recipes_and_ops_have_schemas,
+            ];
             parenting: [
                 a_child_is_started_once,
                 a_child_that_cannot_be_is_refused,
@@ -255,6 +263,8 @@ macro_rules! conformance_cases {
                 every_end_of_a_child_wakes_its_parent,
                 no_end_of_a_child_is_slept_through,
                 children_are_cancelled_with_their_parent,
+                a_parent_that_is_cancelled_while_it_waits_takes_its_children_along,
+                the_cancel_of_a_parent_meets_the_end_of_its_child,
                 a_child_of_its_own_serial_workflow_is_refused,
             ];
             hinting: [

@@ -167,6 +167,46 @@ pub async fn children_are_cancelled_with_their_parent(harness: &dyn StoreHarness
     assert_eq!(bench.state(child).await, JobState::Queued, "a success leaves its children alone");
 }
 
+/// The same where nobody holds the parent.
+pub async fn a_parent_that_is_cancelled_while_it_waits_takes_its_children_along(harness: &dyn StoreHarness) {
+    let bench = Bench::new(harness);
+    let grant = bench.held_recipe().await;
+    let waiting = bench.started(&grant, "a", true).await;
+    let running = bench.started(&grant, "b", true).await;
+    let stays = bench.started(&grant, "c", false).await;
+    let key = CommandId::generate().to_string();
+    let below = NewJob { definition: Some(super::bench::recipe()), ..bench.child(&key) };
+    let Recorded::Recorded(event) = bench.start(&grant, "d", below, true).await else { panic!() };
+    let EventBody::ChildStarted { job: below } = event.body else { panic!("{event:?}") };
+    bench.claim(running).await;
+    let held = bench.claim(below).await;
+    let grandchild = bench.started(&held, "a", true).await;
+    bench.end(&held, waits_for(vec![Wake::Child(grandchild)])).await;
+    bench.end(&grant, waits_for(vec![Wake::Child(running)])).await;
+    harness.request_cancel(&bench.namespace, grant.authority.job, Duration::ZERO).await;
+    for job in [grant.authority.job, waiting, below, grandchild] {
+        assert_eq!(bench.state(job).await, JobState::Canceled, "{job}");
+    }
+    assert!(bench.view(running).await.cancel_requested);
+    assert_eq!(bench.state(stays).await, JobState::Queued);
+}
+
+/// Whichever comes first, both end, and neither call fails.
+pub async fn the_cancel_of_a_parent_meets_the_end_of_its_child(harness: &dyn StoreHarness) {
+    let bench = Bench::new(harness);
+    for _ in 0..50 {
+        let grant = bench.held_recipe().await;
+        let parent = grant.authority.job;
+        let child = bench.started(&grant, "c", true).await;
+        let held = bench.claim(child).await;
+        bench.end(&grant, waits_for(vec![Wake::Child(child)])).await;
+        let cancel = harness.request_cancel(&bench.namespace, parent, Duration::ZERO);
+        let (_, ended) = tokio::join!(cancel, bench.end(&held, complete()));
+        assert_eq!(ended, Ended::Terminal(JobState::Completed));
+        assert_eq!(bench.state(parent).await, JobState::Canceled);
+    }
+}
+
 /// A serial workflow that an ancestor is a run of cannot have a child run: both would wait for ever.
 pub async fn a_child_of_its_own_serial_workflow_is_refused(harness: &dyn StoreHarness) {
     let bench = Bench::new(harness);

@@ -7,7 +7,7 @@ use crate::{
     domain::{CommandId, JobState},
     ports::{
         End, Ended,
-        recipe::{EventBody, NewEvent, NewSignal, Recorded, SignalAnswer, Wake},
+        recipe::{EventBody, MAX_PENDING_SIGNALS, NewEvent, NewSignal, Recorded, SignalAnswer, Wake},
     },
     testing::harness::{CancelAnswer, StoreHarness},
 };
@@ -45,6 +45,38 @@ pub async fn signals_are_taken_in_order(harness: &dyn StoreHarness) {
     assert_eq!(taken, ["1", r#"{"n": 1.0}"#, "2"]);
     assert_eq!(bench.record(&grant, "w4", &take("go")).await, Recorded::NotYet);
     assert!(matches!(bench.record(&grant, "w1", &take("stop")).await, Recorded::Conflict(_)));
+}
+
+/// Nobody fills the database with signals that are not taken; what is taken makes room.
+pub async fn signals_that_nobody_takes_have_a_limit(harness: &dyn StoreHarness) {
+    let bench = Bench::new(harness);
+    let grant = bench.held_recipe().await;
+    let job = grant.authority.job;
+    for n in 0..MAX_PENDING_SIGNALS {
+        let answer = bench.send(job, &signal("go", "1")).await;
+        assert!(matches!(answer, SignalAnswer::Stored { created: true, .. }), "{n}: {answer:?}");
+    }
+    assert_eq!(bench.send(job, &signal("stop", "1")).await, SignalAnswer::TooMany);
+    bench.record(&grant, "a", &take("go")).await;
+    let keyed = NewSignal { key: Some("k".to_owned()), ..signal("stop", "1") };
+    let SignalAnswer::Stored { id, .. } = bench.send(job, &keyed).await else { panic!("there is room") };
+    assert_eq!(bench.send(job, &signal("go", "1")).await, SignalAnswer::TooMany);
+    assert_eq!(
+        bench.send(job, &keyed).await,
+        SignalAnswer::Stored { id, created: false },
+        "a repeat is none"
+    );
+
+    let grant = bench.held_recipe().await;
+    let job = grant.authority.job;
+    let large = format!("\"{}\"", "x".repeat((1 << 20) - 10));
+    for n in 0..4 {
+        let answer = bench.send(job, &signal("go", &large)).await;
+        assert!(matches!(answer, SignalAnswer::Stored { .. }), "{n}: {answer:?}");
+    }
+    assert_eq!(bench.send(job, &signal("go", &large)).await, SignalAnswer::TooMany);
+    let small = bench.send(job, &signal("go", "1")).await;
+    assert!(matches!(small, SignalAnswer::Stored { .. }), "{small:?}");
 }
 
 /// A signal with a key is sent once; after the job's end none is taken in.

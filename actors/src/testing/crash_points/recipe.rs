@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::CrashPoints;
 use crate::{
-    domain::{CommandId, ContainerId, JobId, LeaseToken, Namespace, NodeId, TaskKey},
+    domain::{CommandId, ContainerId, JobId, LeaseToken, Namespace, NodeId, Route, TaskKey},
     error::StoreError,
     ports::{
         Attach, Authority, ClaimAnswer, Dispatched, End, Ended, LeaseStore, ListedAnswer, ListedClaim,
@@ -14,7 +14,7 @@ use crate::{
         RecoverRequest, Renewal, StoredLogs, TaskPlace, TaskPlaced, TaskUnplaced,
         recipe::{
             Event, LeaseRead, NewEvent, NewSignal, PayloadSet, Publication, RecipeJob, RecipeStore, Recorded,
-            Redeemed, Refusal, ReopenAnswer, Reopening, SignalAnswer, Wake,
+            Redeemed, Refusal, ReopenAnswer, Reopening, RouteSchemas, SchemaText, SignalAnswer, Wake,
         },
     },
 };
@@ -115,6 +115,23 @@ impl RecipeStore for Pointed {
         new_token: &LeaseToken,
     ) -> Result<Redeemed, StoreError> {
         self.inner.redeem(authority, command, new_token).await
+    }
+
+    async fn register_schema(
+        &self,
+        namespace: &Namespace,
+        route: &Route,
+        schemas: &RouteSchemas,
+    ) -> Result<bool, StoreError> {
+        self.inner.register_schema(namespace, route, schemas).await
+    }
+
+    async fn schema_texts(
+        &self,
+        namespace: &Namespace,
+        digests: &[String],
+    ) -> Result<Vec<SchemaText>, StoreError> {
+        self.inner.schema_texts(namespace, digests).await
     }
 
     async fn reopen(

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use chrono::{DateTime, Utc};
 
 use super::{
+    recipe::in_flight,
     refused,
     world::{Command, Lease, Place, World, delta},
 };
@@ -135,7 +136,7 @@ impl World {
                 WorkflowState::Paused => return Err(ClaimRejection::WorkflowPaused),
                 WorkflowState::Active => {}
             }
-            if workflow.generation != row.generation {
+            if workflow.generation != row.generation && !in_flight(&row) {
                 return Err(ClaimRejection::StaleGeneration { current: workflow.generation });
             }
         }

@@ -1,5 +1,7 @@
 //! Recipes: what stands beside the job's row, who is offered it, and what wakes it.
 
+use std::collections::BTreeMap;
+
 use chrono::{DateTime, TimeDelta, Utc};
 
 use super::world::{Lease, Place, Row, World, delta};
@@ -7,7 +9,7 @@ use crate::{
     domain::{Failure, FailureKind, JobId, JobKind, JobState, RecipeSpec},
     ports::{
         Authority,
-        recipe::{Event, Facts, Hint, Publication, Wake},
+        recipe::{Event, Facts, Hint, Publication, SchemaDigests, Wake},
     },
     testing::harness::WorkflowState,
 };
@@ -38,6 +40,8 @@ pub(super) struct Recipe {
     pub(super) signals: Vec<StoredSignal>,
     /// Since when no node was found, and how many events there were then.
     pub(super) unplaced: Option<(DateTime<Utc>, usize)>,
+    /// What it was submitted under.
+    pub(super) schemas: BTreeMap<String, SchemaDigests>,
 }
 
 /// A signal (table `signals`).
@@ -58,9 +62,9 @@ pub(super) struct Child {
 }
 
 impl Recipe {
-    pub(super) fn of(definition: &str) -> Self {
+    pub(super) fn of(definition: &str, schemas: BTreeMap<String, SchemaDigests>) -> Self {
         let language = serde_json::from_str::<RecipeSpec>(definition).map_or(0, |spec| spec.language);
-        Self { language, ..Self::default() }
+        Self { language, schemas, ..Self::default() }
     }
 
     /// Handoffs in a row with nothing recorded between.
@@ -80,6 +84,11 @@ pub(super) fn superseded(world: &World, row: &Row) -> bool {
     row.generation != world.current_generation(row)
         && (row.route.kind != JobKind::Recipe
             || world.workflow_of(row).is_some_and(|w| w.state == WorkflowState::Terminated))
+}
+
+/// Whether a row is a recipe that was claimed once: it goes on under the definition that it was submitted with.
+pub(super) fn in_flight(row: &Row) -> bool {
+    row.route.kind == JobKind::Recipe && row.attempt > 0
 }
 
 /// Resources are minimums; everything else that is asked for must be known and the same.

@@ -9,13 +9,14 @@ use super::{
     world::{Place, World, delta, until},
 };
 use crate::{
-    domain::{CommandId, JobId, JobKind, LeaseToken, Namespace, json},
+    domain::{CommandId, JobId, JobKind, LeaseToken, Namespace, Route, json},
     error::StoreError,
     ports::{
         Authority, PayloadUpdate,
         recipe::{
-            Event, HeldLease, LeaseRead, NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded,
-            Redeemed, Refusal, ReopenAnswer, Reopening, SignalAnswer, Wake,
+            Event, HeldLease, LeaseRead, MAX_PENDING_SIGNAL_BYTES, MAX_PENDING_SIGNALS, MAX_SCHEMA_TASKS,
+            NewEvent, NewSignal, PayloadSet, RecipeJob, RecipeStore, Recorded, Redeemed, Refusal,
+            ReopenAnswer, Reopening, RouteSchemas, SchemaDigests, SchemaText, SignalAnswer, Wake,
         },
     },
 };
@@ -79,6 +80,34 @@ impl RecipeStore for MemoryStore {
         Ok(self.world().redeem(authority, command, *new_token))
     }
 
+    async fn register_schema(
+        &self,
+        namespace: &Namespace,
+        route: &Route,
+        schemas: &RouteSchemas,
+    ) -> Result<bool, StoreError> {
+        if route.kind != JobKind::Recipe {
+            return Err(refused("register_schema", "only recipes and their ops have schemas"));
+        }
+        self.world().register_schema(namespace, route, schemas)
+    }
+
+    async fn schema_texts(
+        &self,
+        namespace: &Namespace,
+        digests: &[String],
+    ) -> Result<Vec<SchemaText>, StoreError> {
+        let world = self.world();
+        let known = |digest: &String| {
+            let text = world.schemas.get(&(namespace.clone(), digest.clone()))?;
+            Some(SchemaText { digest: digest.clone(), text: text.clone() })
+        };
+        let mut texts: Vec<SchemaText> = digests.iter().filter_map(known).collect();
+        texts.sort_by(|one, other| one.digest.cmp(&other.digest));
+        texts.dedup();
+        Ok(texts)
+    }
+
     async fn reopen(
         &self,
         namespace: &Namespace,
@@ -122,7 +151,32 @@ impl World {
             published: recipe.hint.clone(),
             handoffs: recipe.handoffs(),
             events: i64::try_from(recipe.events.len()).unwrap_or(i64::MAX),
+            schemas: recipe.schemas.clone(),
         })
+    }
+
+    fn register_schema(
+        &mut self,
+        namespace: &Namespace,
+        route: &Route,
+        schemas: &RouteSchemas,
+    ) -> Result<bool, StoreError> {
+        let of_type = (namespace.clone(), route.name.clone());
+        let tasks = self.schema_routes.entry(of_type).or_default();
+        if !tasks.contains_key(&route.task) && tasks.len() as i64 >= MAX_SCHEMA_TASKS {
+            return Err(refused(
+                "register_schema",
+                format!("job type {:?} has schemas of {MAX_SCHEMA_TASKS} ops already", route.name),
+            ));
+        }
+        let digest = |schema: &Option<SchemaText>| schema.as_ref().map(|schema| schema.digest.clone());
+        let digests = SchemaDigests { input: digest(&schemas.input), output: digest(&schemas.output) };
+        let before = tasks.insert(route.task.clone(), digests.clone());
+        for schema in [&schemas.input, &schemas.output].into_iter().flatten() {
+            let key = (namespace.clone(), schema.digest.clone());
+            self.schemas.entry(key).or_insert_with(|| schema.text.clone());
+        }
+        Ok(before != Some(digests))
     }
 
     fn refuse(&mut self, authority: &Authority) -> Refusal {
@@ -183,6 +237,14 @@ impl World {
         }
         if let Place::Ended(ended) = &row.place {
             return SignalAnswer::JobEnded { state: ended.state };
+        }
+        let pending = || recipe.signals.iter().filter(|signal| !signal.taken);
+        let bytes: usize = pending().map(|s| s.name.len() + s.data.len()).sum();
+        let bytes = bytes + signal.name.len() + signal.data.len();
+        if pending().count() as i64 >= MAX_PENDING_SIGNALS
+            || i64::try_from(bytes).unwrap_or(i64::MAX) > MAX_PENDING_SIGNAL_BYTES
+        {
+            return SignalAnswer::TooMany;
         }
         self.last_signal += 1;
         recipe.signals.push(StoredSignal {

@@ -87,7 +87,9 @@ impl World {
         self.last_job += 1;
         let id = JobId(self.last_job);
         if submission.kind == JobKind::Recipe {
-            self.recipes.insert(id, Recipe::of(&submission.definition));
+            let of_type = (row.namespace.clone(), row.route.name.clone());
+            let schemas = self.schema_routes.get(&of_type).cloned().unwrap_or_default();
+            self.recipes.insert(id, Recipe::of(&submission.definition, schemas));
         }
         self.jobs.insert(id, submission);
         self.rows.insert(id, row);

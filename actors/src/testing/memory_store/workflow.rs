@@ -2,14 +2,20 @@
 
 use std::sync::Arc;
 
+use chrono::{DateTime, Utc};
+
 use super::{
     end::{superseded_failure, terminal},
-    world::{Node, Overlap, Place, Ready, Workflow, World, millis},
+    recipe::in_flight,
+    world::{Node, Overlap, Place, Ready, Waiting, Workflow, World, millis},
 };
 use crate::{
     domain::{JobId, JobState, Namespace},
     testing::harness::{TestNode, TestWorkflow, WorkflowChange, WorkflowState},
 };
+
+/// When a held job that waits for no time at all would be due.
+const FAR: DateTime<Utc> = DateTime::<Utc>::MAX_UTC;
 
 impl World {
     pub(super) fn define_workflow(&mut self, workflow: &TestWorkflow) {
@@ -49,6 +55,27 @@ impl World {
         workflow.generation += 1;
         let generation = workflow.generation;
         self.supersede(namespace, name, generation, change == WorkflowChange::Terminate);
+        if change == WorkflowChange::Pause {
+            self.hold(namespace, name);
+        }
+    }
+
+    /// Holds the recipes in flight, and keeps the time at which they would have been due.
+    fn hold(&mut self, namespace: &Namespace, name: &str) {
+        for row in self.rows.values_mut() {
+            if row.namespace != *namespace || row.workflow != name {
+                continue;
+            }
+            let (held, keep_attempt) = match &row.place {
+                Place::Ready(ready) => (Some(ready.due_at), ready.keep_attempt),
+                Place::Waiting(waiting) if waiting.held_due_at.is_none() => {
+                    (Some(waiting.due_at.unwrap_or(FAR)), waiting.keep_attempt)
+                }
+                _ => continue,
+            };
+            row.place =
+                Place::Waiting(Waiting { due_at: None, held_due_at: held, blocked_by: None, keep_attempt });
+        }
     }
 
     /// Ends what waits under an older generation; what runs is left alone. What a pause holds gets its
@@ -60,8 +87,8 @@ impl World {
             .filter(|(_, row)| row.namespace == *namespace && row.workflow == name)
             .filter(|(_, row)| row.generation < generation)
             .filter(|(_, row)| match &row.place {
-                Place::Waiting(waiting) => held_too || waiting.held_due_at.is_none(),
-                Place::Ready(_) => true,
+                Place::Waiting(waiting) => held_too || (waiting.held_due_at.is_none() && !in_flight(row)),
+                Place::Ready(_) => held_too || !in_flight(row),
                 Place::Leased(_) | Place::Ended(_) => false,
             })
             .map(|(id, _)| *id)
@@ -85,11 +112,14 @@ impl World {
             if let Place::Waiting(waiting) = &mut row.place
                 && let Some(due_at) = waiting.held_due_at.take()
             {
-                row.generation = generation;
-                waiting.due_at = Some(due_at);
+                let keep_attempt = waiting.keep_attempt;
+                waiting.due_at = Some(due_at).filter(|at| *at < FAR);
                 if due_at <= now {
                     row.dispatch_attempt += 1;
-                    row.place = Place::Ready(Ready { due_at, keep_attempt: waiting.keep_attempt });
+                    row.place = Place::Ready(Ready { due_at, keep_attempt });
+                }
+                if !in_flight(row) {
+                    row.generation = generation;
                 }
             }
         }

@@ -15,7 +15,7 @@ use crate::{
         CommandId, ContainerId, Epoch, Failure, JobId, JobKind, JobState, LeaseToken, Namespace, NodeId,
         RetryPolicy, Route, TaskKey,
     },
-    ports::{Authority, Claimant, LogStream, Placement},
+    ports::{Authority, Claimant, LogStream, Placement, recipe::SchemaDigests},
     testing::harness::{HistoryView, WorkflowState},
 };
 
@@ -52,6 +52,10 @@ pub(super) struct World {
     /// By child.
     pub(super) children: BTreeMap<JobId, Child>,
     pub(super) last_signal: i64,
+    /// By namespace and digest.
+    pub(super) schemas: BTreeMap<(Namespace, String), Arc<str>>,
+    /// By namespace and job type; there by op.
+    pub(super) schema_routes: BTreeMap<(Namespace, String), BTreeMap<String, SchemaDigests>>,
 }
 
 impl Default for World {
@@ -76,6 +80,8 @@ impl Default for World {
             recipes: BTreeMap::new(),
             children: BTreeMap::new(),
             last_signal: 0,
+            schemas: BTreeMap::new(),
+            schema_routes: BTreeMap::new(),
         }
     }
 }

@@ -1,5 +1,10 @@
 //! A runtime between the engine and the store, which dies.
 
+use leasehold_actors::{
+    domain::Route,
+    ports::recipe::{RouteSchemas, SchemaText},
+};
+
 use super::*;
 
 /// What a test does at a call of the runtime, by its number and name.
@@ -119,6 +124,23 @@ impl JobRuntime for Between {
 
     async fn refuse(&self, lease: &LeaseContext, reason: &str) -> Result<Refusal, StoreError> {
         self.call("refuse", self.inner.refuse(lease, reason)).await
+    }
+
+    async fn register_schema(
+        &self,
+        namespace: &Namespace,
+        route: &Route,
+        schemas: &RouteSchemas,
+    ) -> Result<bool, StoreError> {
+        self.call("register_schema", self.inner.register_schema(namespace, route, schemas)).await
+    }
+
+    async fn schema_texts(
+        &self,
+        namespace: &Namespace,
+        digests: &[String],
+    ) -> Result<Vec<SchemaText>, StoreError> {
+        self.call("schema_texts", self.inner.schema_texts(namespace, digests)).await
     }
 
     async fn renew_supplied(&self, authority: &Authority) -> Result<Renewal, StoreError> {
