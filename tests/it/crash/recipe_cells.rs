@@ -276,7 +276,7 @@ impl Cell {
     pub async fn play(&self, bed: &Bed, lane: usize, expected: &Expected) -> Result<Played, String> {
         for tries in 1..=TRIES {
             let job = bed.submit(lane).await?;
-            let played = self.play_once(bed, lane, job, expected).await;
+            let played = Box::pin(self.play_once(bed, lane, job, expected)).await;
             let detail = bed.detail(lane, job).await?;
             let lost =
                 detail.leases.iter().filter(|lease| ["expired", "retrying"].contains(&lease.how.as_str()));

@@ -85,7 +85,7 @@ async fn a_worker_killed_at_any_point_of_a_recipe_repeats_no_recorded_success() 
     let begun = Instant::now();
     let cells = cells().into_iter().filter(|cell| cell.to_string().contains(&only));
     let results = play_all(cells, async |cell, lane| {
-        let played = cell.play(&bed, lane, &expected).await?;
+        let played = Box::pin(cell.play(&bed, lane, &expected)).await?;
         println!("{cell}: {} effects twice", played.twice);
         Ok(played)
     })
