@@ -76,7 +76,7 @@ impl PgStore {
             return Ok(Vec::new());
         }
         for (n, job) in jobs.iter().enumerate() {
-            self.check_inputs(job).await.map_err(|error| match error {
+            Box::pin(self.check_inputs(job)).await.map_err(|error| match error {
                 SubmitError::Invalid(broken) => {
                     InvalidDefinition::new(format!("jobs[{n}].{}", broken.field), broken.reason).into()
                 }

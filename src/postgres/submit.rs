@@ -152,7 +152,7 @@ impl PgStore {
     /// [`SubmitError`]; nothing was written, unless it is a [`SubmitError::Store`] that says "maybe".
     pub async fn submit(&self, job: &NewJob) -> Result<Submitted, SubmitError> {
         submission::validate(job)?;
-        self.check_inputs(job).await?;
+        Box::pin(self.check_inputs(job)).await?;
         let asked = Asked::of(job);
         let session = self.session("submit").await?;
         let limit = self.inner.pools.timeout;
