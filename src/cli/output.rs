@@ -37,6 +37,11 @@ pub(super) fn json(value: &impl Serialize) -> Result<(), CliError> {
     line(&text::json(text))
 }
 
+/// JSON that another program reads back: byte for byte, except on a terminal.
+pub(super) fn document(text: &str) -> Result<(), CliError> {
+    if io::stdout().is_terminal() { line(&text::json(text.to_owned())) } else { line(text) }
+}
+
 /// A table for people. Cells are made harmless here, so no caller can forget it.
 pub(super) struct Listing {
     table: Table,

@@ -1,6 +1,7 @@
 //! `leasehold recipe`: recipes before they are submitted. Needs no database.
 
 mod test;
+mod verify;
 
 use std::{fs, path::PathBuf};
 
@@ -10,7 +11,7 @@ use serde::Serialize;
 use super::{CliError, Exit, output};
 use crate::recipe::{Mistake, Mistakes, bundle::Bundle, compile, compiled::Recipe, schema, template::Trial};
 
-/// Check and test recipes, print their schema, try out templates
+/// Check, test and verify recipes, print their schema, try out templates
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example: leasehold recipe check process.yaml")]
 pub(super) struct Args {
@@ -33,6 +34,7 @@ enum Command {
         json: bool,
     },
     Test(test::Args),
+    Verify(verify::Args),
     /// Print the JSON Schema of recipe files
     #[command(after_help = "Example: leasehold recipe schema > recipe.schema.json")]
     Schema,
@@ -54,6 +56,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     match &args.command {
         Command::Check { files, json } => check(files, *json),
         Command::Test(args) => test::run(args),
+        Command::Verify(args) => verify::run(args),
         Command::Schema => {
             let text = serde_json::to_string_pretty(&schema::schema())
                 .map_err(|e| CliError::new(Exit::Failed, format!("cannot write the schema: {e}")))?;

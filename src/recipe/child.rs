@@ -12,17 +12,11 @@ pub(super) struct Child {
     pub(super) cancel_with_parent: bool,
 }
 
-const KEYS: [&str; 7] =
-    ["handler", "workflow", "container", "heartbeat", "payload", "priority", "on_parent_end"];
-
 /// Reads `{handler | workflow | container | heartbeat, payload, priority, on_parent_end}`.
 pub(super) fn child_of(namespace: &Namespace, input: &str) -> Result<Child, String> {
     let Ok(Json::Object(members)) = Json::parse(input) else {
         return Err("its input is no object".to_owned());
     };
-    if let Some(unknown) = members.keys().find(|key| !KEYS.contains(&key.as_str())) {
-        return Err(format!("there is no {unknown:?}; there are {}", KEYS.join(", ")));
-    }
     let name = |key: &str| match members.get(key) {
         Some(Json::String(name)) => Ok(name.clone()),
         _ => Err(format!("`{key}` must be a name")),
@@ -60,6 +54,7 @@ pub(super) fn child_of(namespace: &Namespace, input: &str) -> Result<Child, Stri
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recipe::grammar::ops::check_given;
 
     #[test]
     fn a_child_is_one_job_with_its_payload_as_it_stands() {
@@ -77,7 +72,8 @@ mod tests {
             r#"{"handler":"a","other":1}"#,
             r#"{"container":{"imag":"x"}}"#,
         ] {
-            child_of(&Namespace::default(), bad).expect_err(bad);
+            let fits = check_given("child_job", &Json::parse(bad).expect("JSON"));
+            fits.and_then(|()| child_of(&Namespace::default(), bad)).expect_err(bad);
         }
     }
 }

@@ -156,6 +156,13 @@ impl Compiler<'_> {
         let inputs_key = if role == Role::Root { "with" } else { "inputs" };
         let inputs = yaml.get(inputs_key);
         if let Some(op) = yaml.get("op") {
+            let mistakes = &mut self.mistakes;
+            grammar::ops::check_written(
+                op.text().unwrap_or_default(),
+                inputs,
+                op.place,
+                &mut |place, message| mistakes.add(file, place, message),
+            );
             let inputs = self.inputs(inputs, file, here, true);
             return Body::Op { op: op.text().unwrap_or_default().to_owned(), inputs };
         }

@@ -2,6 +2,7 @@
 //! the appendix of `docs/recipes.md` are made.
 
 mod check;
+pub(super) mod ops;
 
 pub(super) use self::check::{check, distance, duration};
 use super::{
@@ -41,6 +42,20 @@ pub(super) enum Kind {
     Constant,
     /// Any value, as it stands.
     Literal,
+    /// A list of texts.
+    Texts,
+    /// A map of texts.
+    TextMap,
+    /// A map of any values.
+    Map,
+    /// How long an op may take.
+    Span,
+    /// How long to wait: a duration, or a number of seconds.
+    SpanOrSeconds,
+    /// A whole number in these bounds.
+    Whole(i64, i64),
+    /// A list of them.
+    Wholes(i64, i64),
     /// Any value, with templates.
     Value,
     /// A map of any values, with templates.
@@ -309,6 +324,13 @@ impl Kind {
             Self::Word(words) => format!("one of {}", listed(words)),
             Self::Constant => "any value without templates".to_owned(),
             Self::Literal => "any value".to_owned(),
+            Self::Texts => "a list of texts".to_owned(),
+            Self::TextMap => "a map of texts".to_owned(),
+            Self::Map => "a map".to_owned(),
+            Self::Span => "a duration".to_owned(),
+            Self::SpanOrSeconds => "a duration, or a number of seconds".to_owned(),
+            Self::Whole(least, most) => format!("a whole number from {least} to {most}"),
+            Self::Wholes(least, most) => format!("a list of whole numbers from {least} to {most}"),
             Self::Value => "any value, with templates".to_owned(),
             Self::Inputs => "a map of values, with templates".to_owned(),
             Self::Constants => "a map of values without templates".to_owned(),

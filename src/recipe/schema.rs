@@ -11,8 +11,12 @@ use super::{
 /// The schema, as JSON Schema 2020-12.
 #[must_use]
 pub fn schema() -> Value {
-    let definitions: Map<String, Value> =
-        grammar::shapes().into_iter().map(|shape| (shape.name.to_owned(), of_shape(shape))).collect();
+    let shapes = grammar::shapes().into_iter();
+    let mut definitions: Map<String, Value> =
+        shapes.map(|shape| (shape.name.to_owned(), of_shape(shape))).collect();
+    for (_, shape) in grammar::ops::ALL {
+        definitions.insert(shape.name.to_owned(), of_inputs(shape));
+    }
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": format!("Leasehold recipe, language version {LANGUAGE_VERSION}"),
@@ -45,6 +49,30 @@ fn of_shape(shape: &Shape) -> Value {
         let alternatives: Vec<Value> = shape.one_of.iter().map(|key| json!({ "required": [key] })).collect();
         described["oneOf"] = json!(alternatives);
     }
+    if shape.fields().any(|field| field.key == "op") {
+        // A recipe's own inputs are declared; those of its root's op have another key.
+        let own = shape.fields().find(|field| field.key == "with").map_or("inputs", |field| field.key);
+        let of_op = |(op, inputs): &(&str, &Shape)| {
+            let reference = json!({ "$ref": format!("#/$defs/{}", inputs.name) });
+            json!({
+                "if": { "properties": { "op": { "const": op } }, "required": ["op"] },
+                "then": { "properties": { own: reference } },
+            })
+        };
+        described["allOf"] = grammar::ops::ALL.iter().map(of_op).collect();
+    }
+    described
+}
+
+/// The inputs of an op: any of them may come out of a template.
+fn of_inputs(shape: &Shape) -> Value {
+    let mut described = of_shape(shape);
+    if let Some(properties) = described["properties"].as_object_mut() {
+        for property in properties.values_mut() {
+            let plain = property.take();
+            *property = json!({ "anyOf": [plain, { "type": "string", "pattern": r"\$\{\{" }] });
+        }
+    }
     described
 }
 
@@ -72,6 +100,19 @@ fn of_kind(kind: Kind) -> Value {
         }),
         Kind::Path => json!({ "type": "string", "minLength": 1 }),
         Kind::Word(words) => json!({ "enum": words }),
+        Kind::Texts => json!({ "type": "array", "items": { "type": "string" } }),
+        Kind::TextMap => json!({ "type": "object", "additionalProperties": { "type": "string" } }),
+        Kind::Map => json!({ "type": "object" }),
+        Kind::Span => json!({ "type": "string" }),
+        Kind::SpanOrSeconds => json!({ "type": ["string", "integer"] }),
+        Kind::Whole(least, most) => json!({ "type": "integer", "minimum": least, "maximum": most }),
+        Kind::Wholes(least, most) => json!({
+            "type": "array",
+            "items": { "anyOf": [
+                { "type": "integer", "minimum": least, "maximum": most },
+                { "type": "string", "pattern": r"\$\{\{" },
+            ] },
+        }),
         Kind::Constant | Kind::Literal | Kind::Value => json!({}),
         Kind::Inputs => json!({ "type": "object" }),
         Kind::Constants => json!({ "type": "object", "propertyNames": variable }),

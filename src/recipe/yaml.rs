@@ -82,6 +82,25 @@ impl Yaml {
         }
     }
 
+    /// From JSON, without places.
+    pub(super) fn of_json(json: &Json) -> Self {
+        let place = Place::default();
+        let value = match json {
+            Json::Null => Value::Null,
+            Json::Bool(value) => Value::Bool(*value),
+            Json::Number(text) => Value::Number(text.clone()),
+            Json::String(text) => Value::Text(text.clone()),
+            Json::Array(elements) => Value::List(elements.iter().map(Self::of_json).collect()),
+            Json::Object(members) => {
+                let member = |(name, value): (&String, &Json)| {
+                    (Key { place, name: name.clone() }, Self::of_json(value))
+                };
+                Value::Map(members.iter().map(member).collect())
+            }
+        };
+        Self { place, value }
+    }
+
     /// As JSON. The depth of the tree is bounded, so the recursion is.
     pub(super) fn to_json(&self) -> Json {
         match &self.value {

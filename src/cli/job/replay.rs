@@ -5,6 +5,7 @@ use leasehold_actors::{
     ports::recipe::{EventBody, RecipeStore as _},
 };
 use serde::Serialize;
+use serde_json::value::RawValue;
 
 use super::super::{
     CliError, Exit,
@@ -13,7 +14,7 @@ use super::super::{
 };
 use crate::{
     config::Effective,
-    recipe::execution::{ReplayEnd, replay},
+    recipe::execution::{History, Past, ReplayEnd, replay},
 };
 
 /// Walk a recipe over what it has recorded, without a lease: nothing runs, waits or changes
@@ -21,7 +22,8 @@ use crate::{
 #[command(
     after_help = "Stops at the first step that is not recorded. Exit 0 when the recipe came to its end, or stopped \
                         there because the job goes on; otherwise 1.\n\n\
-                        Example: leasehold job replay 42"
+                        Example: leasehold job replay 42\n\
+                        Example: leasehold job replay 42 --export > histories/42.json"
 )]
 pub(super) struct Args {
     /// The job's id
@@ -30,6 +32,9 @@ pub(super) struct Args {
     /// One JSON object a line: each recorded task with what it needs, then the end
     #[arg(long)]
     json: bool,
+    /// Do not replay: print the job's history as one JSON document, for `leasehold recipe verify`
+    #[arg(long, conflicts_with = "json")]
+    export: bool,
 }
 
 #[derive(Serialize)]
@@ -45,6 +50,23 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
     store::with_store(settings, async |store| {
         let job = store.recipe_job(&namespace, id).await?.ok_or_else(|| super::no_recipe(id))?;
         let events = steps::all(&store, &namespace, id).await?;
+        if args.export {
+            let shown = store.show_job(&namespace, id).await?.ok_or_else(|| super::no_recipe(id))?;
+            let past = Past {
+                namespace: &namespace,
+                job: id,
+                state: shown.row.state,
+                submitted_at: job.submitted_at,
+                definition: &job.definition,
+                output: shown.output.as_deref().map(RawValue::get),
+                failure: shown.row.failure.as_ref().and_then(|failure| failure.code.as_deref()),
+            };
+            let history = History::of(&past, &events).map_err(|error| {
+                CliError::new(Exit::Failed, format!("job {id} cannot be exported: {error}"))
+            })?;
+            output::document(&history.to_json())?;
+            return Ok(Exit::Ok);
+        }
         let reopened: Vec<_> =
             events.iter().filter(|e| matches!(e.body, EventBody::Reopened { .. })).cloned().collect();
         let walked = replay(&namespace, id, &job, events).await.map_err(|failure| {

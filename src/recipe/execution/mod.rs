@@ -29,6 +29,7 @@ mod engine;
 mod facts;
 mod give_back;
 mod guard;
+mod history;
 mod reopen;
 mod replay;
 mod runtime;
@@ -42,8 +43,9 @@ pub use self::{
     engine::{EngineError, RecipeEngine, RecipeWorkerOptions},
     facts::{facts_of, hint_of},
     guard::{ExecutionHandoff, ExecutionRuntime, GuardedTask, OnHandoff, Stage, WrapTaskWorker},
+    history::{BadHistory, History, Past, Verified},
     reopen::{ReopenError, reopen},
-    replay::{Replay, ReplayEnd, ReplayedTask, replay},
+    replay::{Contradiction, Replay, ReplayEnd, ReplayedTask, replay},
     runtime::{JobRuntime, Reschedule, StoreRuntime},
     watch::{BeforeRun, LeaseEvent, RunStart, TaskEnd, Waiting},
 };

@@ -3,13 +3,17 @@
 
 use std::sync::Arc;
 
+use chrono::{DateTime, Utc};
 use leasehold_actors::{
     domain::{Failure, JobId, Namespace, execution::Requirements},
     ports::recipe::{Event, JsonText, RecipeJob},
 };
 
 use super::engine::definition;
-use crate::recipe::session::{Job, Session, SessionEnd};
+use crate::recipe::{
+    compiled::Recipe,
+    session::{Job, Session, SessionEnd},
+};
 
 /// A recorded task that a replay came by.
 #[derive(Debug, Clone)]
@@ -41,6 +45,21 @@ pub struct Replay {
     pub tasks: Vec<ReplayedTask>,
     /// The end.
     pub end: ReplayEnd,
+    /// `not_deterministic`: the first record that the recipe does not make.
+    pub contradiction: Option<Contradiction>,
+}
+
+/// A record, and what a recipe does in its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Contradiction {
+    /// The occurrence.
+    pub path: String,
+    /// The record.
+    pub ordinal: i64,
+    /// What is recorded.
+    pub expected: String,
+    /// What the recipe does.
+    pub found: String,
 }
 
 /// Walks the recipe of a job over its events, oldest first. Works on running and on ended jobs.
@@ -54,17 +73,33 @@ pub async fn replay(
     events: Vec<Event>,
 ) -> Result<Replay, Failure> {
     let (spec, recipe, overrides) = definition(&about.definition, |_| None)?;
-    let walk = Job {
-        namespace: namespace.clone(),
-        job,
-        submitted_at: about.submitted_at,
-        recipe,
-        inputs: spec.inputs.get().into(),
-        overrides,
-    };
+    let inputs = spec.inputs.get().into();
+    Ok(walk(namespace, job, about.submitted_at, recipe, inputs, overrides, events).await)
+}
+
+/// Walks a recipe over events.
+pub(super) async fn walk(
+    namespace: &Namespace,
+    job: JobId,
+    submitted_at: DateTime<Utc>,
+    recipe: Arc<Recipe>,
+    inputs: JsonText,
+    overrides: Requirements,
+    events: Vec<Event>,
+) -> Replay {
+    let walk = Job { namespace: namespace.clone(), job, submitted_at, recipe, inputs, overrides };
     let session = match Session::new(walk, events, None) {
         Ok(session) => session,
-        Err(failure) => return Ok(Replay { tasks: Vec::new(), end: ReplayEnd::Failed(failure) }),
+        Err(failure) => {
+            let contradiction = Contradiction {
+                path: String::new(),
+                ordinal: 0,
+                expected: "a log that this binary can read".to_owned(),
+                found: failure.message.clone(),
+            };
+            let end = ReplayEnd::Failed(failure);
+            return Replay { tasks: Vec::new(), end, contradiction: Some(contradiction) };
+        }
     };
     let end = match session.run().await {
         SessionEnd::Completed(output) => ReplayEnd::Completed(output),
@@ -74,5 +109,5 @@ pub async fn replay(
     };
     let mut tasks = session.walked_over();
     tasks.sort_by_key(|task| task.event.ordinal);
-    Ok(Replay { tasks, end })
+    Replay { tasks, end, contradiction: session.contradicted() }
 }

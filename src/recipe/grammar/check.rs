@@ -21,6 +21,11 @@ pub(in crate::recipe) fn check(yaml: &Yaml, shape: &Shape, report: &mut dyn FnMu
             report(key.place, unknown(&key.name, shape));
         }
     }
+    missing(yaml, shape, report);
+}
+
+/// Keys that a shape must have.
+pub(super) fn missing(yaml: &Yaml, shape: &Shape, report: &mut dyn FnMut(Place, String)) {
     for field in shape.fields().filter(|field| field.required && yaml.get(field.key).is_none()) {
         report(yaml.place, format!("`{}` is missing from this {}", field.key, shape.name));
     }
@@ -34,7 +39,7 @@ pub(in crate::recipe) fn check(yaml: &Yaml, shape: &Shape, report: &mut dyn FnMu
     }
 }
 
-fn unknown(key: &str, shape: &Shape) -> String {
+pub(super) fn unknown(key: &str, shape: &Shape) -> String {
     if has_template(key) {
         return "a key cannot be a template".to_owned();
     }
@@ -68,7 +73,7 @@ pub(in crate::recipe) fn distance(one: &str, other: &str) -> usize {
     row[other.len()]
 }
 
-fn kind(yaml: &Yaml, field: &Field, report: &mut dyn FnMut(Place, String)) {
+pub(super) fn kind(yaml: &Yaml, field: &Field, report: &mut dyn FnMut(Place, String)) {
     let key = field.key;
     let mut refuse = |reason: String| report(yaml.place, format!("`{key}` {reason}"));
     match (field.kind, &yaml.value) {
@@ -78,7 +83,7 @@ fn kind(yaml: &Yaml, field: &Field, report: &mut dyn FnMut(Place, String)) {
         | (Kind::Condition, Value::Bool(_))
         | (Kind::Amount, Value::Text(_) | Value::Number(_))
         | (Kind::Reference, Value::Text(_))
-        | (Kind::Inputs, Value::Map(_)) => {}
+        | (Kind::Inputs | Kind::Map, Value::Map(_)) => {}
         (Kind::Id, Value::Text(text)) => {
             if !is_id(text) {
                 refuse(format!(
@@ -125,6 +130,51 @@ fn kind(yaml: &Yaml, field: &Field, report: &mut dyn FnMut(Place, String)) {
                 }
             }
         }
+        (Kind::Texts, Value::List(elements)) => {
+            for element in elements.iter().filter(|element| element.text().is_none()) {
+                report(element.place, format!("`{key}` holds texts, not {}: quote it", element.kind()));
+            }
+        }
+        (Kind::TextMap, Value::Map(members)) => {
+            for (name, value) in members.iter().filter(|(_, value)| value.text().is_none()) {
+                report(
+                    value.place,
+                    format!("`{}` in `{key}` must be text, not {}: quote it", name.name, value.kind()),
+                );
+            }
+        }
+        (Kind::Span, Value::Text(text)) => {
+            if let Err(reason) = span(text, false) {
+                refuse(reason);
+            }
+        }
+        (Kind::SpanOrSeconds, Value::Text(text)) => {
+            if let Err(reason) = span(text, true) {
+                refuse(reason);
+            }
+        }
+        (Kind::SpanOrSeconds, Value::Number(text)) => {
+            if !text.parse::<u64>().is_ok_and(|seconds| seconds <= LONGEST_SPAN.as_secs()) {
+                refuse("must be a whole number of seconds, at most 366 days".to_owned());
+            }
+        }
+        (Kind::Whole(least, most), Value::Number(text)) => {
+            if !whole(text, least, most) {
+                refuse(format!("must be a whole number from {least} to {most}"));
+            }
+        }
+        (Kind::Wholes(least, most), Value::List(elements)) => {
+            for element in elements {
+                let fits = match &element.value {
+                    Value::Number(text) => whole(text, least, most),
+                    Value::Text(text) => has_template(text),
+                    _ => false,
+                };
+                if !fits {
+                    report(element.place, format!("`{key}` holds whole numbers from {least} to {most}"));
+                }
+            }
+        }
         (Kind::Word(words), Value::Text(text)) => {
             if !words.contains(&text.as_str()) {
                 refuse(format!("must be one of {}", listed(words)));
@@ -153,6 +203,21 @@ fn kind(yaml: &Yaml, field: &Field, report: &mut dyn FnMut(Place, String)) {
         }
         (wanted, _) => refuse(format!("must be {}, not {}", wanted.described(), yaml.kind())),
     }
+}
+
+/// The longest that a `sleep` takes, or an op waits.
+const LONGEST_SPAN: std::time::Duration = std::time::Duration::from_secs(366 * 86_400);
+
+fn span(text: &str, zero: bool) -> Result<(), String> {
+    let bad = || Err("must be a duration such as 30s, 5m or 2h, at most 366 days".to_owned());
+    match humantime::parse_duration(text) {
+        Ok(span) if span <= LONGEST_SPAN && (zero || !span.is_zero()) => Ok(()),
+        _ => bad(),
+    }
+}
+
+fn whole(text: &str, least: i64, most: i64) -> bool {
+    text.parse().is_ok_and(|n: i64| (least..=most).contains(&n))
 }
 
 /// A constant cannot hold templates: nothing would evaluate them.

@@ -14,7 +14,11 @@ use leasehold_actors::{domain::Failure, ports::recipe::JsonText, runtime_node_ac
 use serde::Deserialize;
 
 use self::{command::CommandOp, container::ContainerOp, http::HttpOp, secrets::Secrets};
-use super::op::{Ops, Task, TaskError};
+use super::{
+    exact::Json,
+    grammar,
+    op::{Ops, Task, TaskError},
+};
 use crate::{
     config::WorkerSettings,
     submission,
@@ -58,6 +62,10 @@ pub fn with_containers(mut ops: Ops, nodes: Arc<TaskNodes>, secrets: &Arc<Secret
 
 /// The input. What does not fit is told with its place and in words that show no secret.
 fn decode<'t, T: Deserialize<'t>>(task: &'t Task, secrets: &Secrets) -> Result<T, TaskError> {
+    let misfit =
+        |reason: String| masked(TaskError::user("bad_input", format!("{}: {reason}", task.op)), secrets);
+    let json = Json::parse(&task.inputs).map_err(|error| misfit(format!("the input {error}")))?;
+    grammar::ops::check_given(&task.op, &json).map_err(misfit)?;
     serde_json::from_str(&task.inputs).map_err(|error| {
         masked(TaskError::user("bad_input", format!("{}: the input does not fit: {error}", task.op)), secrets)
     })

@@ -380,6 +380,55 @@ sequence:
     assert!(crashed[0].crashes.is_some_and(|crashes| crashes > 15), "{crashed:?}");
 }
 
+/// A task that its timeout cut leaves no record of its own: the timer's end is the record, whose ordinal decides, also
+/// when the worker died in between.
+#[test]
+fn a_task_that_was_cut_by_a_timeout_has_no_record_and_replays_as_cut() {
+    let recipe = r#"
+id: r
+sequence:
+  - id: slow
+    timeout: 10m
+    retry: { max_attempts: 2, backoff: 1m }
+    parallel:
+      - { id: quick, op: work }
+      - { id: long, op: work }
+  - { id: after, op: work, inputs: { ends: "${{ sequence.slow.outputs.long }}" } }
+"#;
+    let tests = r#"
+  - name: the second attempt is in time
+    ops:
+      - { path: slow/quick, takes: 1m, output: 1 }
+      - { path: slow!1/long, takes: 1h, output: never }
+      - { path: slow!2/long, takes: 9m, output: ends }
+      - { path: after, inputs: { ends: ends } }
+    expect:
+      state: COMPLETED
+      tasks: [slow!1/quick, slow!2/quick, slow!2/long, after]
+      took: 20m
+"#;
+    good(recipe, tests);
+}
+
+/// A secret that no worker has is a failure of the task, which `retry` and `catch` see as any other.
+#[test]
+fn a_missing_secret_is_a_failure_of_its_task() {
+    let recipe = r#"
+id: r
+sequence:
+  - id: a
+    op: work
+    inputs: { key: "${{ secrets.NONE }}" }
+    catch: { op: work, inputs: { code: "${{ error.code }}", kind: "${{ error.kind }}" } }
+"#;
+    let tests = r#"
+  - name: it is caught
+    ops: [{ path: a/catch, inputs: { code: missing_secret, kind: SYSTEM } }]
+    expect: { state: COMPLETED, tasks: [a, a/catch] }
+"#;
+    good(recipe, tests);
+}
+
 /// What differs between two runs is found in the first record that differs, and else in the end.
 #[test]
 fn a_difference_is_told_by_the_first_record_that_differs() {

@@ -56,7 +56,10 @@ pub(in crate::recipe) use self::{
     live::Hands,
     reopen::{Refused, plan},
 };
-use super::{compiled::Recipe, execution::ReplayedTask};
+use super::{
+    compiled::Recipe,
+    execution::{Contradiction, ReplayedTask},
+};
 
 /// What a walk is made from.
 #[derive(Debug, Clone)]
@@ -141,6 +144,8 @@ pub(in crate::recipe) struct Session {
     clock: Mutex<Option<(DateTime<Utc>, Instant)>>,
     /// Read-only: what was walked over.
     trace: Mutex<Vec<ReplayedTask>>,
+    /// What the log says and the recipe does not.
+    contradicted: Mutex<Option<Contradiction>>,
     /// Which failure of a node ended it.
     failed: Mutex<Option<NodeFailure>>,
 }
@@ -186,6 +191,7 @@ impl Session {
             recording: tokio::sync::Mutex::new(()),
             clock: Mutex::new(None),
             trace: Mutex::default(),
+            contradicted: Mutex::default(),
             failed: Mutex::default(),
         })
     }
@@ -268,9 +274,26 @@ impl Session {
         .await;
         match result {
             Ok(result) => self.ended(result),
-            Err(Ok(fatal)) => end_of(fatal),
+            Err(Ok(fatal)) => self.end_of(fatal),
             Err(Err(end)) => end,
         }
+    }
+
+    /// What the log says and the recipe does not.
+    pub(in crate::recipe) fn contradicted(&self) -> Option<Contradiction> {
+        lock(&self.contradicted).clone()
+    }
+
+    fn end_of(&self, fatal: Fatal) -> SessionEnd {
+        if let Fatal::NotDeterministic { path, ordinal, expected, found } = &fatal {
+            *lock(&self.contradicted) = Some(Contradiction {
+                path: path.clone(),
+                ordinal: *ordinal,
+                expected: expected.clone(),
+                found: found.clone(),
+            });
+        }
+        end_of(fatal)
     }
 
     /// What stands in the log and was not walked over.
@@ -286,7 +309,7 @@ impl Session {
 
     fn ended(&self, result: Result<walk::Done, NodeFailure>) -> SessionEnd {
         if let Some(contradiction) = self.contradiction("the recipe ended without it") {
-            return end_of(contradiction);
+            return self.end_of(contradiction);
         }
         match result {
             Ok(done) => match task::checked(".", &done.output) {

@@ -19,6 +19,7 @@ use super::{
 use crate::recipe::{
     child::{Child, child_of},
     exact::Json,
+    grammar,
     template::ValueTemplate,
 };
 
@@ -134,7 +135,7 @@ impl Session {
         at: Place<'a>,
         strand: &'a mut Strand,
     ) -> Walked {
-        let input = self.input(inputs, &at, strand).await?;
+        let input = self.input("sleep", inputs, &at, strand).await?;
         let after = match member(&input, "for").map(|value| duration(&value)) {
             Some(Some(after)) => after,
             _ => {
@@ -153,7 +154,7 @@ impl Session {
         mut at: Place<'a>,
         strand: &'a mut Strand,
     ) -> Walked {
-        let input = self.input(inputs, &at, strand).await?;
+        let input = self.input("wait_for_signal", inputs, &at, strand).await?;
         let Some(Json::String(name)) = member(&input, "name") else {
             let fault = Fault::user("bad_input", "wait_for_signal: `name` must be the name of a signal");
             return Err(self.fault(fault, at.path.as_str(), at.since, strand).await);
@@ -190,7 +191,7 @@ impl Session {
         at: Place<'a>,
         strand: &'a mut Strand,
     ) -> Walked {
-        let input = self.input(inputs, &at, strand).await?;
+        let input = self.input("child_job", inputs, &at, strand).await?;
         let path = at.path.to_string();
         let stands = lock(&self.log).visit(&path);
         let own =
@@ -280,15 +281,21 @@ impl Session {
     /// The input of an op that the session does itself.
     async fn input(
         &self,
+        op: &str,
         inputs: &ValueTemplate,
         at: &Place<'_>,
         strand: &mut Strand,
     ) -> Result<JsonText, NodeFailure> {
-        match inputs.render(&at.env) {
-            Ok(rendered) => Ok(rendered.text.into()),
-            Err(error) => {
-                Err(self.fault(Fault::of_template(&error), at.path.as_str(), at.since, strand).await)
-            }
+        let checked =
+            inputs.render(&at.env).map_err(|error| Fault::of_template(&error)).and_then(|rendered| {
+                let json = Json::parse(&rendered.text).map_err(|error| error.to_string());
+                json.and_then(|json| grammar::ops::check_given(op, &json))
+                    .map_err(|reason| Fault::user("bad_input", format!("{op}: {reason}")))?;
+                Ok(rendered.text.into())
+            });
+        match checked {
+            Ok(input) => Ok(input),
+            Err(fault) => Err(self.fault(fault, at.path.as_str(), at.since, strand).await),
         }
     }
 }

@@ -451,3 +451,47 @@ async fn a_workflow_of_a_recipe_pins_it_at_apply_and_a_run_in_flight_keeps_it() 
     assert!(wrong.code == 2 && wrong.err.contains("colour"), "{wrong:?}");
     std::fs::remove_dir_all(&dir).unwrap();
 }
+
+/// A history is exported as it was recorded, and tells a recipe that would not do the same.
+#[tokio::test]
+async fn an_exported_history_verifies_the_recipe_that_made_it_and_no_other() {
+    let database = TestDatabase::create().await;
+    let leasehold = Leasehold::on(database.url());
+    let _worker = Worker::start(&leasehold, "w", &["--allow-commands"]);
+    let text = "id: numbers\nsequence:\n  - id: one\n    op: command\n    inputs: { argv: [echo, '{\"b\": 1.50,  \"a\": 1e400}'] }\n  - { id: two, op: command, inputs: { argv: [echo, '2'] } }\n";
+    let recipe = Recipe::new(text);
+    let id = submit(&leasehold, &[recipe.path()]);
+    ended(&leasehold, &id).await;
+    let exported = leasehold.run(&["job", "replay", &id, "--export"]);
+    assert_eq!(exported.code, 0, "{exported:?}");
+    assert!(exported.out.contains(r#""output":{"b": 1.50,  "a": 1e400}"#), "{exported:?}");
+
+    let folder = std::env::temp_dir().join(format!("lh-histories-{}", uuid::Uuid::new_v4()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("1.json"), &exported.out).unwrap();
+    let histories = folder.to_str().unwrap();
+    let verify = |more: &[&str]| {
+        Leasehold::bare().run(&[&["recipe", "verify", "--histories", histories], more].concat())
+    };
+    let said = verify(&[recipe.path()]);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.out.ends_with("1.json: consistent\n"), "{said:?}");
+    assert_eq!(verify(&["--pinned"]).code, 0);
+
+    let other = Recipe::new(&text.replace("'2'", "'3'"));
+    let said = verify(&[other.path(), "--json"]);
+    assert_eq!(said.code, 1, "{said:?}");
+    let told: Value = serde_json::from_str(&said.out).unwrap();
+    assert_eq!(
+        (told["verdict"].as_str(), told["path"].as_str(), told["ordinal"].as_i64()),
+        (Some("not_deterministic"), Some("two"), Some(2))
+    );
+    std::fs::write(folder.join("2.json"), "{}").unwrap();
+    let said = verify(&[recipe.path()]);
+    assert_eq!(said.code, 1, "{said:?}");
+    assert!(said.out.contains("2.json: unreadable: "), "{said:?}");
+    let strange = Recipe::new(&text.replace("id: numbers", "id: letters"));
+    std::fs::remove_file(folder.join("2.json")).unwrap();
+    assert_eq!(verify(&[strange.path()]).code, 2, "no history is one of this recipe");
+    std::fs::remove_dir_all(&folder).unwrap();
+}

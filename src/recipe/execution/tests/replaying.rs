@@ -121,3 +121,62 @@ async fn a_drained_worker_gives_the_job_back_and_another_goes_on() {
     let runs = bed.runs();
     assert_eq!(runs[1].key, runs[2].key, "the same occurrence, the same key");
 }
+
+/// An exported history is the log, byte for byte, and says the same of a recipe.
+#[tokio::test(start_paused = true)]
+async fn an_exported_history_is_verified_against_a_recipe_without_running_anything() {
+    use super::super::{History, Past, Verified};
+    let bed = Bed::new();
+    let worker = bed.worker("w", "");
+    let yaml = "id: r\nsequence:\n  - { id: a, op: work, inputs: { give: { n: 1.50 } } }\n  - { id: nap, op: sleep, inputs: { for: 2s } }\n  - { id: b, op: work, inputs: { fails: 1 }, retry: { max_attempts: 2 } }\n";
+    let job = bed.submit(yaml).await;
+    let view = bed.finish(&worker, job).await;
+    let about = bed.store.recipe_job(&Namespace::default(), job).await.unwrap().unwrap();
+    let events = bed.log(job).await;
+    let namespace = Namespace::default();
+    let past = Past {
+        namespace: &namespace,
+        job,
+        state: view.state,
+        submitted_at: about.submitted_at,
+        definition: &about.definition,
+        output: view.output.as_deref(),
+        failure: None,
+    };
+    let text = History::of(&past, &events).unwrap().to_json();
+    let history = History::parse(&text).unwrap();
+    assert_eq!(history.to_json(), text);
+    assert_eq!(history.verify(None).await.unwrap(), Verified::Consistent);
+    let against = async |yaml: &str| {
+        let bundle = Bundle::new("r.yaml", BTreeMap::from([("r.yaml".to_owned(), yaml.to_owned())]));
+        history.verify(Some(&Arc::new(crate::recipe::compile(&bundle).unwrap()))).await.unwrap()
+    };
+    assert_eq!(against(&yaml.replace("1.50", "15e-1")).await, Verified::Consistent);
+    for (from, to, path, ordinal) in [
+        ("n: 1.50", "n: 1.51", "a", 1),
+        ("id: nap", "id: rest", "nap", 2),
+        ("op: sleep, inputs: { for: 2s }", "op: work", "nap", 2),
+        ("max_attempts: 2", "max_attempts: 1", "b!1/@backoff", 5),
+    ] {
+        match against(&yaml.replace(from, to)).await {
+            Verified::NotDeterministic(at) => {
+                assert_eq!((at.path.as_str(), at.ordinal), (path, ordinal), "{to}")
+            }
+            other => panic!("{to}: {other:?}"),
+        }
+    }
+    // A step behind the end is none that this job has taken.
+    match against(&format!("{yaml}  - {{ id: more, op: work }}\n")).await {
+        Verified::NotDeterministic(at) => assert_eq!(at.path, "more"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(
+        against(&yaml.replace("id: r\n", "id: s\n")).await,
+        Verified::OtherRecipe { recipe: "r".to_owned() }
+    );
+    for bad in
+        ["", "{}", &text.replace("\"version\":1", "\"version\":2"), &text.replace("timer_set", "timer_sat")]
+    {
+        History::parse(bad).expect_err("it is no history");
+    }
+}

@@ -1,0 +1,223 @@
+//! What the inputs of built-in ops hold: the table that `recipe check`, the JSON Schema and, at run time, the ops
+//! themselves read. A new op: its shape here, and its row in [`ALL`].
+
+use super::{
+    Kind, Shape,
+    check::{kind, missing, unknown},
+    field, required,
+};
+use crate::recipe::{
+    exact::Json,
+    mistake::Place,
+    template::has_template,
+    yaml::{Value, Yaml},
+};
+
+static COMMAND: Shape = Shape {
+    name: "command op",
+    about: "A program in the worker's own environment.",
+    groups: &[&[
+        required("argv", Kind::Texts, "The program and its arguments."),
+        field("env", Kind::TextMap, "Variables beyond the worker's own environment."),
+        field("workdir", Kind::Text, "The folder that it runs in."),
+        field("timeout", Kind::Span, "The longest that it may run."),
+    ]],
+    one_of: &[],
+};
+
+static CONTAINER: Shape = Shape {
+    name: "container op",
+    about: "A container on a runtime node; its limits are what the task needs.",
+    groups: &[&[
+        required("image", Kind::Text, "The image."),
+        field("command", Kind::Texts, "Arguments."),
+        field("entrypoint", Kind::Texts, "In the place of the image's own."),
+        field("env", Kind::TextMap, "Variables."),
+        field("workdir", Kind::Text, "The folder that it runs in."),
+        field("user", Kind::Text, "Whom it runs as."),
+        field("pids_limit", Kind::Whole(1, i64::MAX), "The most processes."),
+        field("network", Kind::Text, "The network that it joins."),
+        field("stop_grace_ms", Kind::Whole(0, i64::MAX), "Between asking it to stop and killing it."),
+        field("pull", Kind::Word(&["missing", "always", "never"]), "When the image is fetched."),
+        field("log_quota_bytes", Kind::Whole(0, i64::MAX), "How much of its output is kept."),
+        field("timeout", Kind::Span, "The longest that it may run."),
+    ]],
+    one_of: &[],
+};
+
+static HTTP: Shape = Shape {
+    name: "http op",
+    about: "One request, made by the worker.",
+    groups: &[&[
+        required("url", Kind::Text, "Where to."),
+        field("method", Kind::Text, "GET, where it is left out."),
+        field("headers", Kind::TextMap, "Headers of the request."),
+        field("body", Kind::Value, "Text goes out as it is, anything else as JSON."),
+        field("expected_status", Kind::Wholes(100, 599), "200 to 299, where it is left out."),
+        field("max_redirects", Kind::Whole(0, 10), "How many redirects are followed: none."),
+        field("timeout", Kind::Span, "The longest that it may take: 30s."),
+    ]],
+    one_of: &[],
+};
+
+static SLEEP: Shape = Shape {
+    name: "sleep op",
+    about: "Waits, on no worker.",
+    groups: &[&[required("for", Kind::SpanOrSeconds, "How long.")]],
+    one_of: &[],
+};
+
+static WAIT_FOR_SIGNAL: Shape = Shape {
+    name: "wait_for_signal op",
+    about: "Waits for a signal, on no worker.",
+    groups: &[&[required("name", Kind::Text, "Its name.")]],
+    one_of: &[],
+};
+
+static CHILD_JOB: Shape = Shape {
+    name: "child_job op",
+    about: "Submits a job and waits for its end.",
+    groups: &[&[
+        field("handler", Kind::Text, "A HANDLER job: the handler's name."),
+        field("workflow", Kind::Text, "A run of a workflow: its name."),
+        field("container", Kind::Map, "A CONTAINER job: its definition."),
+        field("heartbeat", Kind::Map, "A HEARTBEAT job: its definition."),
+        field("payload", Kind::Value, "Its payload."),
+        field("priority", Kind::Whole(-100, 100), "Its priority."),
+        field(
+            "on_parent_end",
+            Kind::Word(&["cancel", "leave"]),
+            "What becomes of it when this job ends without success: `cancel`.",
+        ),
+    ]],
+    one_of: &["handler", "workflow", "container", "heartbeat"],
+};
+
+/// The built-in ops, by name.
+pub(in crate::recipe) static ALL: [(&str, &Shape); 6] = [
+    ("command", &COMMAND),
+    ("container", &CONTAINER),
+    ("http", &HTTP),
+    ("sleep", &SLEEP),
+    ("wait_for_signal", &WAIT_FOR_SIGNAL),
+    ("child_job", &CHILD_JOB),
+];
+
+/// What a built-in op takes; none for an op that somebody registered.
+pub(in crate::recipe) fn inputs_of(op: &str) -> Option<&'static Shape> {
+    ALL.iter().find(|(name, _)| *name == op).map(|(_, shape)| *shape)
+}
+
+/// Checks the inputs of an op as a recipe has them: what a template gives is not known yet.
+pub(in crate::recipe) fn check_written(
+    op: &str,
+    inputs: Option<&Yaml>,
+    place: Place,
+    report: &mut dyn FnMut(Place, String),
+) {
+    let Some(shape) = inputs_of(op) else { return };
+    let none = Yaml { place, value: Value::Map(Vec::new()) };
+    check(inputs.unwrap_or(&none), shape, true, report);
+}
+
+/// Checks the inputs of an op as they are when it runs.
+///
+/// # Errors
+/// The first mistake.
+pub(in crate::recipe) fn check_given(op: &str, inputs: &Json) -> Result<(), String> {
+    let Some(shape) = inputs_of(op) else { return Ok(()) };
+    let mut first = None;
+    check(&Yaml::of_json(inputs), shape, false, &mut |_, message| {
+        first.get_or_insert(message);
+    });
+    first.map_or(Ok(()), Err)
+}
+
+fn check(yaml: &Yaml, shape: &'static Shape, templates: bool, report: &mut dyn FnMut(Place, String)) {
+    if !matches!(yaml.value, Value::Map(_)) {
+        return report(yaml.place, format!("the inputs of a {} are a map, not {}", shape.name, yaml.kind()));
+    }
+    for (key, value) in yaml.members() {
+        let Some(field) = shape.fields().find(|field| field.key == key.name) else {
+            report(key.place, unknown(&key.name, shape));
+            continue;
+        };
+        if value.value == Value::Null && !field.required {
+            continue;
+        }
+        // What a template comes to is looked at when it has.
+        if !(templates && value.text().is_some_and(has_template)) {
+            kind(value, field, report);
+        }
+    }
+    missing(yaml, shape, report);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recipe::yaml;
+
+    fn told(op: &str, inputs: &str) -> Vec<String> {
+        let yaml = yaml::read("r.yaml", inputs).unwrap();
+        let mut told = Vec::new();
+        check_written(op, Some(&yaml), Place::default(), &mut |place, message| {
+            told.push(format!("{}:{} {message}", place.line, place.column));
+        });
+        told
+    }
+
+    #[test]
+    fn inputs_that_fit_are_silent_and_templates_are_not_known() {
+        for (op, inputs) in [
+            ("command", "{argv: [a, '${{ inputs.n }}'], env: {A: '1'}, timeout: 1h 30m, workdir: /}"),
+            ("command", "{argv: '${{ inputs.argv }}', env: '${{ inputs.env }}', timeout: '${{ inputs.t }}'}"),
+            (
+                "http",
+                "{url: 'http://a/', body: {n: 1}, expected_status: [200, '${{ inputs.s }}'], max_redirects: 3}",
+            ),
+            ("sleep", "{for: 90}"),
+            ("sleep", "{for: 0s}"),
+            ("child_job", "{workflow: '${{ inputs.w }}', priority: -5, on_parent_end: leave}"),
+            ("mine", "{anything: [goes]}"),
+        ] {
+            assert_eq!(told(op, inputs), Vec::<String>::new(), "{op} {inputs}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told_with_its_place_and_at_run_time_too() {
+        for (op, inputs, says) in [
+            ("command", "{}", "1:1 `argv` is missing from this command op"),
+            (
+                "command",
+                "{argv: [a], workdr: /}",
+                "1:13 unknown key `workdr` in a command op; is `workdir` meant?",
+            ),
+            ("command", "{argv: a}", "1:8 `argv` must be a list of texts, not text"),
+            ("command", "{argv: [a, 1]}", "1:12 `argv` holds texts, not a number: quote it"),
+            ("command", "{argv: [a], env: {N: 3}}", "1:22 `N` in `env` must be text, not a number: quote it"),
+            ("command", "{argv: [a], timeout: 0s}", "1:22 `timeout` must be a duration such as"),
+            ("http", "{url: u, expected_status: [200, 99]}", "1:33 `expected_status` holds whole numbers"),
+            (
+                "http",
+                "{url: u, max_redirects: 11}",
+                "1:25 `max_redirects` must be a whole number from 0 to 10",
+            ),
+            ("sleep", "{for: soon}", "1:7 `for` must be a duration such as"),
+            ("sleep", "{for: 1.5}", "1:7 `for` must be a whole number of seconds"),
+            ("wait_for_signal", "{name: 3}", "1:8 `name` must be text, not a number"),
+            ("child_job", "{handler: a, workflow: b}", "1:1 a child_job op has exactly one of"),
+            ("child_job", "{handler: a, on_parent_end: keep}", "1:29 `on_parent_end` must be one of"),
+        ] {
+            let found = told(op, inputs);
+            assert_eq!(found.len(), 1, "{op} {inputs}: {found:?}");
+            assert!(found[0].starts_with(says), "{op} {inputs}: {found:?}");
+            let json = yaml::read("r.yaml", inputs).unwrap().to_json();
+            let reason = check_given(op, &json).expect_err(inputs);
+            assert!(found[0].ends_with(&reason), "{reason}");
+        }
+        let text = Json::parse(r#"{"for": "${{ is data }}"}"#).unwrap();
+        check_given("sleep", &text).expect_err("what was put in is data");
+    }
+}
