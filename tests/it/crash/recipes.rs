@@ -22,15 +22,18 @@ const OF_A_TASK: &[(&str, Side)] = &[
     ("recipe.recorded", Side::After),
 ];
 
-/// The tasks of the short form: in the loop, in the retried sequence, in `parallel`, and on the other platform.
-const SOME: &[&str] = &["loop/poll#2", "again!2/b", "both/left/a"];
+/// The tasks of the short form: in the loop and in `parallel` at every point, in the retried sequence around its effect.
+const SOME: &[&str] = &["loop/poll#2", "both/left/a"];
+const AROUND_ITS_EFFECT: &str = "again!2/b";
+
+/// Where an effect is made and not recorded.
+const BETWEEN: [(&str, Side); 2] = [("recipe.effect", Side::After), ("recipe.record.task", Side::Before)];
 
 /// What else it leads over: timers, signals, the child, and waits.
 const BESIDE: &[(&str, &str)] = &[
     ("recipe.record.timer_set", "again!1/@backoff"),
     ("recipe.record.timer_fired", "again!1/@backoff"),
     ("recipe.record.timer_set", "again!2/b/@timeout"),
-    ("recipe.record.timer_set", "nap"),
     ("recipe.record.timer_fired", "nap"),
     ("recipe.record.signal", "early"),
     ("recipe.record.signal", "later"),
@@ -46,11 +49,11 @@ fn cells() -> Vec<Cell> {
     let all = rounds(0, 1) == 1;
     let mut cells = Vec::new();
     for (path, platform) in TASKS {
-        if all || SOME.contains(path) {
-            let of =
-                |(call, side): &(&'static str, Side)| Cell { platform, call, side: *side, place: Some(path) };
-            cells.extend(OF_A_TASK.iter().map(of));
-        }
+        let everywhere = all || SOME.contains(path);
+        let points = OF_A_TASK
+            .iter()
+            .filter(|point| everywhere || (*path == AROUND_ITS_EFFECT && BETWEEN.contains(point)));
+        cells.extend(points.map(|(call, side)| Cell { platform, call, side: *side, place: Some(path) }));
     }
     let both = |platform: &'static str, call: &'static str, place: Option<&'static str>| {
         Side::ALL.map(|side| Cell { platform, call, side, place })

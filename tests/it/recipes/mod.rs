@@ -7,6 +7,7 @@ mod entries;
 mod handing_off;
 mod hints;
 mod histories;
+mod linear;
 mod needs;
 mod outputs;
 mod payloads;
@@ -53,6 +54,9 @@ scenarios! {
     hints: [
         an_exact_hint_keeps_the_job_from_who_declined_it_and_from_nobody_who_fits,
         a_stale_hint_orders_and_keeps_a_runnable_job_waiting_for_five_seconds_at_most,
+    ];
+    linear: [
+        a_replay_takes_as_many_steps_and_reads_as_much_for_each_record_of_a_long_log_as_of_a_short_one,
     ];
     needs: [
         each_task_of_nested_scopes_runs_where_the_table_says_and_replays_ask_for_nothing,
