@@ -86,6 +86,20 @@ async fn dev(database: &TestDatabase) -> Running1 {
     Box::new(Process::start(&leasehold, &args))
 }
 
+/// `leasehold run-with-lease`, which has ended when this returns
+fn run_with_lease(database: &TestDatabase, job: &str) -> Running1 {
+    let leasehold = Leasehold::on(database.url());
+    let file = std::env::temp_dir().join(format!("lh-entry-{}.lease", uuid::Uuid::new_v4().simple()));
+    let file = file.to_str().unwrap();
+    let acquired = leasehold.run(&["lease", "acquire", "--job", job, "--lease-file", file]);
+    assert_eq!(acquired.code, 0, "{acquired:?}");
+    let run = ["run-with-lease", "--job", job, "--lease-file", file, "--no-containers", "--allow-commands"];
+    let said = leasehold.run(&[&run[..], &["--allocation-cpu", "1"]].concat());
+    assert_eq!((said.code, said.json()["outcome"].as_str()), (0, Some("environment_required")), "{said:?}");
+    std::fs::remove_file(file).unwrap();
+    Box::new(())
+}
+
 /// `Worker::builder`, in a program
 async fn builder(database: &TestDatabase) -> Running1 {
     let mut settings = Effective::load(&Sources::default()).unwrap().worker().unwrap();
@@ -98,7 +112,7 @@ async fn builder(database: &TestDatabase) -> Running1 {
 /// E2: with less than a task needs each of them runs nothing, and hands the job on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_insufficient_allocation_runs_nothing_and_hands_off_at_every_entry_point() {
-    for entry in ["worker", "dev", "builder"] {
+    for entry in ["worker", "dev", "run-with-lease", "builder"] {
         let database = TestDatabase::create().await;
         let store = database.store().await;
         let file = std::env::temp_dir().join(format!("lh-entry-{}", uuid::Uuid::new_v4().simple()));
@@ -110,6 +124,7 @@ async fn an_insufficient_allocation_runs_nothing_and_hands_off_at_every_entry_po
         let running = match entry {
             "worker" => worker(&database).await,
             "dev" => dev(&database).await,
+            "run-with-lease" => run_with_lease(&database, &job.to_string()),
             _ => builder(&database).await,
         };
         eventually(SOON, "the job is handed on", async || {
