@@ -4,8 +4,7 @@
 //! |---|---|
 //! | its claim was never renewed | nothing was started: given back, and no counter rises |
 //! | has no container | a loss is reported at once: there is nothing to clean up |
-//! | a RECIPE without a container | goes on elsewhere, and no counter rises |
-//! | a RECIPE with containers of tasks | each is cleaned up on its own node; then as one without |
+//! | a RECIPE with containers of tasks | each is cleaned up on its own node; then as one that has none |
 //! | may have a container | the immediate renewal, then the actor of its stored node: [`RecoverContainer`] |
 //!
 //! Until its container is followed on (adopted), a recovery is not stopped by a cancel: cleaning up is what a
@@ -21,7 +20,7 @@ use tokio::{sync::oneshot, time::Instant};
 use super::{LeaseActor, reporting::Told};
 use crate::{
     clock::Anchor,
-    domain::{JobKind, lease::Phase},
+    domain::lease::Phase,
     jitter,
     leases::LeaseEnv,
     permits::{ActivePermit, Hands},
@@ -32,6 +31,9 @@ use crate::{
 
 /// The shortest and the longest time for which a recovery is put off.
 const PUT_OFF: (Duration, Duration) = (Duration::from_secs(5), Duration::from_mins(5));
+
+/// Why a job was lost of which nobody knows more.
+const LET_EXPIRE: &str = "the worker that ran it let its lease expire";
 
 /// What makes a lease one that was taken over.
 #[derive(Debug)]
@@ -130,7 +132,7 @@ impl LeaseActor {
         let (told, afterwards) = match recovery.found.take()? {
             Recovered::Ended { outcome, afterwards } => (Told::End(self.end_of(outcome)), Some(afterwards)),
             Recovered::Lost { message, afterwards } => (Told::End(self.lost(message)), afterwards),
-            Recovered::CleanedUp => (Told::End(goes_on()), None),
+            Recovered::CleanedUp => (Told::End(self.lost(LET_EXPIRE.to_owned())), None),
             Recovered::NotStarted => (Told::End(given_back("not_started")), None),
             Recovered::NotNow { reason } => (self.put_off(&reason), None),
             Recovered::NoRoom => (Told::Postpone(jitter::about(PUT_OFF.0)), None),
@@ -160,12 +162,7 @@ impl LeaseActor {
                 self.put_off("the cleaning up was broken off")
             });
         }
-        Some(Told::End(match takeover.grant.kind {
-            JobKind::Recipe => goes_on(),
-            JobKind::Container | JobKind::Handler | JobKind::Heartbeat => {
-                self.lost("the worker that ran it let its lease expire".to_owned())
-            }
-        }))
+        Some(Told::End(self.lost(LET_EXPIRE.to_owned())))
     }
 
     /// The report is confirmed: what waited for that is done now.
@@ -202,11 +199,6 @@ impl LeaseActor {
 /// Whether something of it may exist on an engine.
 fn owns_a_container(takeover: &Takeover) -> bool {
     takeover.started && takeover.grant.placement.is_some() || !takeover.tasks.is_empty()
-}
-
-/// A recipe goes on from what it has recorded, by whoever serves its route.
-fn goes_on() -> End {
-    End::Reschedule { route: None, delay: Duration::ZERO, payload: None, wake: Vec::new(), publish: None }
 }
 
 fn given_back(reason: &'static str) -> End {

@@ -30,17 +30,29 @@ with asked as (
       and leasehold.lease_is_live(l.namespace, l.token, l.worker_id, l.process_id, l.lease_expires_at,
                                   a.namespace, a.token, a.worker, a.process)
 ), counted as materialized (
-    select h.*, c.failures, c.most,
+    select h.*, c.failures, c.most, p.got_on, h.loss_excused or p.got_on or p.was_refused as excused,
            h.failures_user + (h.act in ('fail', 'fail_for_good') and h.fault = 'USER')::integer as now_user,
            -- A loss while the database itself was away is nobody's failure.
-           h.failures_system + (h.act in ('fail', 'fail_for_good') and h.fault = 'SYSTEM' or h.act = 'lost' and not h.loss_excused)::integer
-               as now_system,
+           case when p.got_on then 0 else h.failures_system end
+               + (h.act in ('fail', 'fail_for_good') and h.fault = 'SYSTEM'
+                  or h.act = 'lost' and not (h.loss_excused or p.got_on or p.was_refused))::integer as now_system,
            h.failures_timeout + (h.act in ('fail', 'fail_for_good') and h.fault = 'TIMEOUT')::integer as now_timeout,
-           h.losses + (h.act = 'lost' and not h.loss_excused)::integer as now_losses,
+           case when p.got_on then 0 else h.losses end
+               + (h.act = 'lost' and not (h.loss_excused or p.got_on or p.was_refused))::integer as now_losses,
            coalesce(j.backoff_ms, h.backoff_ms, 30000) as base_ms,
            coalesce(j.backoff_cap_ms, h.backoff_cap_ms, 3600000) as cap_ms
     from held h
     cross join lateral (select j.* from leasehold.jobs j where j.job_id = h.job_id limit 1) j
+    cross join lateral (
+        -- RECIPE: one that has recorded something since its claim does not kill its workers, and one whose payload
+        -- was refused has a count of its own for that.
+        select h.act = 'lost' and h.kind = 'RECIPE' and coalesce(
+                   (select e.epoch from leasehold.recipe_events e where e.job_id = h.job_id order by e.ordinal desc limit 1)
+                   >= h.claim_epoch, false) as got_on,
+               h.act = 'lost' and h.kind = 'RECIPE' and coalesce(
+                   (select r.refused_epoch from leasehold.recipes r where r.job_id = h.job_id limit 1)
+                   >= h.claim_epoch, false) as was_refused
+    ) p
     cross join lateral (
         select case h.fault when 'USER' then h.failures_user when 'SYSTEM' then h.failures_system
                             else h.failures_timeout end + 1 as failures,
@@ -50,19 +62,20 @@ with asked as (
     ) c
 ), decided as materialized (
     select c.*, d.how, d.looping, d.how = 'canceled' and c.superseded and c.act <> 'cancel' and c.cancel_requested_at is null as stale,
-           -- Exponential, with a cap and full jitter: anywhere between nothing and the whole step.
+           -- Exponential, with a cap and full jitter: anywhere between nothing and the whole step. A RECIPE goes on at
+           -- once: nothing that it has done is done again.
            case d.how when 'retrying' then c.ended_at + interval '1 millisecond'
-                          * (case when c.act = 'lost' and c.loss_excused then 0 else random() end * least(c.cap_ms, c.base_ms * power(2, least(c.failures - 1, 40))))
+                          * (case when c.act = 'lost' and (c.excused or c.kind = 'RECIPE') then 0 else random() end * least(c.cap_ms, c.base_ms * power(2, least(c.failures - 1, 40))))
                       when 'released' then c.ended_at + c.delay_ms * interval '1 millisecond' end as due_at
     from counted c
     cross join lateral (
         select case when c.act = 'cancel' then 'canceled'
                     when c.act = 'fail_for_good' or c.act = 'fail' and c.failures >= c.most then 'failed'
-                    when o.looping or c.act = 'lost' and not c.loss_excused and c.failures >= c.most then 'failed'
+                    when o.looping or c.act = 'lost' and not c.excused and c.failures >= c.most then 'failed'
                     when c.cancel_requested_at is not null or c.superseded then 'canceled'
                     when c.act in ('fail', 'lost') then 'retrying'
                     else 'released' end as how, o.looping
-        from (select c.act = 'lost' and not c.loss_excused and c.now_losses >= c.loss_limit as looping) o
+        from (select c.act = 'lost' and not c.excused and c.now_losses >= c.loss_limit as looping) o
     ) d
 ), gone as (
     delete from leasehold.leases l where l.job_id = any (array(select h.job_id from held h))

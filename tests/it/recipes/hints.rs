@@ -58,5 +58,6 @@ pub async fn a_stale_hint_orders_and_keeps_a_runnable_job_waiting_for_five_secon
     bed.turn(&small).await.expect("but not for longer than 5 s");
     assert_eq!(bed.ran(), ["heavy on large", "light on small"]);
     assert_eq!(output(&bed.view(job).await), r#"{"heavy":null,"light":null}"#);
-    assert_eq!(bed.view(job).await.failures, [0, 1, 0], "the death was a failure, the handoff none");
+    let counted = bed.view(job).await.failures;
+    assert_eq!(counted, [0, 0, 0], "it had got on before the death, and a handoff is no failure");
 }

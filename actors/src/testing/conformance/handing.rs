@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    bench::{Bench, complete, reschedule},
+    bench::{Bench, complete, lost, reschedule},
     recording::success,
 };
 use crate::{
@@ -57,7 +57,7 @@ pub async fn refusals_are_counted_in_a_row(harness: &dyn StoreHarness) {
         harness.expire(job).await;
         assert_eq!(bench.refuse(&grant).await, Refusal::NotLive);
         let taken = bench.recover(1).await.takeovers.remove(0).grant;
-        bench.end(&taken, reschedule()).await;
+        bench.end(&taken, lost(1, 1)).await;
         bench.requeue(job).await;
         grant = bench.claim(job).await;
     }

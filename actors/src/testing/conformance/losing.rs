@@ -2,10 +2,16 @@
 
 use std::time::Duration;
 
-use super::bench::{Bench, LAG, claimant, complete, fail, id, lost, release};
+use super::{
+    bench::{Bench, LAG, claimant, complete, fail, id, lost, release},
+    recording::success,
+};
 use crate::{
     domain::{CommandId, Failure, FailureKind, JobDefinition, JobId, JobState, LeaseToken, RetryPolicy},
-    ports::{Authority, End, Ended, Grant, Postponed, Reconciliation, RecoverAnswer, Renewal, Takeover},
+    ports::{
+        Authority, End, Ended, Grant, Postponed, Reconciliation, RecoverAnswer, Renewal, Takeover,
+        recipe::Recorded,
+    },
     testing::harness::{StoreHarness, TestWorkflow, WorkflowChange},
 };
 
@@ -65,6 +71,32 @@ pub async fn losses_in_a_row_are_a_crash_loop(harness: &dyn StoreHarness) {
     let grant = lose(&bench, both).await;
     assert_eq!(bench.end(&grant, lost(1, 1)).await, Ended::Terminal(JobState::Failed));
     assert_eq!(bench.view(both).await.failure_code.as_deref(), Some("crash_loop"));
+}
+
+/// A recipe that kills whoever runs it must come to an end, too; one that has recorded something since its claim has
+/// got on, and counts from zero again.
+pub async fn a_recipe_that_gets_on_is_no_crash_loop(harness: &dyn StoreHarness) {
+    let bench = Bench::new(harness);
+    let job = bench.queued_recipe().await;
+    for losses in [1, 2] {
+        let grant = lose(&bench, job).await;
+        assert!(matches!(bench.end(&grant, lost(9, 3)).await, Ended::Retrying { .. }));
+        assert_eq!(counts(&bench, job).await, ([0, losses, 0], losses));
+    }
+    bench.requeue(job).await;
+    let grant = bench.claim(job).await;
+    assert!(matches!(bench.record(&grant, "a", &success("op", "1")).await, Recorded::Recorded(_)));
+    bench.renew(&grant.authority).await;
+    harness.expire(job).await;
+    let grant = take_over(&bench, job).await.grant;
+    assert!(matches!(bench.end(&grant, lost(9, 3)).await, Ended::Retrying { .. }));
+    assert_eq!(counts(&bench, job).await, ([0, 0, 0], 0));
+    for losses in 1..=3 {
+        let grant = lose(&bench, job).await;
+        let answer = bench.end(&grant, lost(9, 3)).await;
+        assert_eq!(answer == Ended::Terminal(JobState::Failed), losses == 3, "{answer:?}");
+    }
+    assert_eq!(bench.view(job).await.failure_code.as_deref(), Some("crash_loop"));
 }
 
 pub async fn losses_count_against_the_system_failures(harness: &dyn StoreHarness) {

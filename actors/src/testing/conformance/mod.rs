@@ -209,6 +209,7 @@ macro_rules! conformance_cases {
             losing: [
                 a_loss_is_a_system_failure,
                 losses_in_a_row_are_a_crash_loop,
+                a_recipe_that_gets_on_is_no_crash_loop,
                 losses_count_against_the_system_failures,
                 a_holder_s_word_ends_the_row_of_losses,
                 a_loss_over_a_restart_is_not_counted,

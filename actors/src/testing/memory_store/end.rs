@@ -209,8 +209,19 @@ impl World {
         let crash_loop = Failure::new(FailureKind::System, "crash_loop", message);
         let own = self.jobs.get(&authority.job).map(|job| job.retry).unwrap_or_default();
         let policy = over(own, defaults);
-        let counts = i32::from(!lease.excused);
-        let (failures, losses) = (row.failures[1] + counts, row.losses + counts);
+        // A recipe that has recorded something since its claim does not kill its workers, and one whose payload was
+        // refused has a count of its own for that.
+        let recipe = self.recipes.get(&authority.job);
+        let is_recipe = recipe.is_some();
+        let got_on = recipe
+            .and_then(|recipe| recipe.events.last())
+            .is_some_and(|event| event.epoch.0 >= lease.claim_epoch);
+        let was_refused =
+            recipe.and_then(|recipe| recipe.refused_epoch).is_some_and(|epoch| epoch >= lease.claim_epoch);
+        let excused = lease.excused || got_on || was_refused;
+        let counts = i32::from(!excused);
+        let before = if got_on { (0, 0) } else { (row.failures[1], row.losses) };
+        let (failures, losses) = (before.0 + counts, before.1 + counts);
         if let Some(row) = self.rows.get_mut(&authority.job) {
             row.failures[1] = failures;
             row.losses = losses;
@@ -222,10 +233,10 @@ impl World {
             failure: Some(failure),
             due_at: None,
         };
-        if !lease.excused && losses >= loss_limit {
+        if !excused && losses >= loss_limit {
             return ended(crash_loop);
         }
-        if !lease.excused && failures >= policy.max_system.unwrap_or(3) {
+        if !excused && failures >= policy.max_system.unwrap_or(3) {
             return ended(failure);
         }
         if lease.cancel_requested {
@@ -234,8 +245,9 @@ impl World {
         if superseded {
             return canceled(Some(superseded_failure()));
         }
-        // The job is not to blame for a restart: it need not wait for it either.
-        let wait = if lease.excused { Duration::ZERO } else { backoff(policy, failures) };
+        // The job is not to blame for a restart: it need not wait for it either. A recipe goes on at once: nothing that
+        // it has done is done again.
+        let wait = if excused || is_recipe { Duration::ZERO } else { backoff(policy, failures) };
         let at = self.now() + delta(wait);
         Step {
             answer: Ended::Retrying { at },
