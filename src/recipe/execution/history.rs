@@ -8,7 +8,7 @@ use leasehold_actors::{
     domain::{Epoch, Failure, JobDefinition, JobId, JobKind, JobState, Namespace, RawJson, WorkerId},
     ports::recipe::{Event, EventBody, JsonText, TaskOutcome},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{
     engine::definition,
@@ -31,12 +31,17 @@ pub struct History {
     submitted_at: DateTime<Utc>,
     /// The pinned recipe, its inputs and the overrides of its needs.
     definition: RawJson,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     output: Option<RawJson>,
     /// The code of its failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     failure: Option<String>,
     events: Vec<Line>,
+}
+
+/// An output that is there, `null` included: the absence of the key alone says that there is none.
+fn present<'de, D: Deserializer<'de>>(input: D) -> Result<Option<RawJson>, D::Error> {
+    RawJson::deserialize(input).map(Some)
 }
 
 /// A job whose history is taken.
@@ -96,7 +101,7 @@ enum Says {
         op: String,
         input_hash: String,
         attempt: i32,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
         output: Option<RawJson>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failure: Option<Failure>,
@@ -118,7 +123,7 @@ enum Says {
     ChildEnded {
         job: JobId,
         state: String,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
         output: Option<RawJson>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failure: Option<Failure>,
