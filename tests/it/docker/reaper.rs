@@ -206,7 +206,7 @@ async fn the_reaper_in_a_tight_loop_takes_no_container_from_recoveries_and_adopt
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reaper_that_takes_a_takeover_for_a_claim_is_found_out() {
     const BY_EPOCH: &str = "
-        select l.job_id, l.epoch as claim_epoch, l.container_id
+        select l.job_id, l.epoch as claim_epoch, l.container_id, '{}'::text[] as tasks, '{}'::text[] as containers
         from leasehold.fleet f
         join leasehold.nodes n on n.namespace = $1 and n.node_id = $2 and n.process_id = $3 and n.engine_id = $4
         left join leasehold.leases l on l.namespace = n.namespace and l.job_id = any($6)

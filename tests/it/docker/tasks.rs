@@ -330,7 +330,7 @@ async fn what_goes_wrong_in_a_container_is_a_failure_that_can_be_caught() {
             "image_not_found",
         ),
         ("slow", inputs(script("slow", "sleep 600"), &json!({ "timeout": "500ms" })), "timeout"),
-        ("bad", inputs(script("bad", "true"), &json!({ "volumes": [] })), "bad_input"),
+        ("bad", inputs(script("bad", "true"), &json!({ "command": "${{ 3 }}" })), "bad_input"),
         (
             "oom",
             with(
