@@ -67,13 +67,14 @@ fn every_invariant_of_recipes_has_tests_on_both_runtimes_that_name_it() {
         sources(&Path::new(ROOT).join(folder), &mut files);
     }
     let page = std::fs::read_to_string(Path::new(ROOT).join("docs/faults.md")).unwrap();
-    for id in ["E1", "E2", "E3", "E4", "E5", "E6", "E8", "E9"] {
+    for id in ["E1", "E2", "E3", "E4", "E5", "E6", "E7", "E8", "E9", "E10"] {
         let row = page.lines().find(|line| line.starts_with(&format!("| {id} |")));
         let row = row.unwrap_or_else(|| panic!("docs/faults.md has no row for {id}"));
         let names: Vec<&str> =
             row.split('`').skip(1).step_by(2).filter(|piece| piece.contains("::")).collect();
         let on_postgres = ["recipes::postgres::", "crash::", "scenarios::", "cli::"];
-        assert!(names.iter().any(|name| name.starts_with("recipes::memory::")), "{id} in memory");
+        let in_memory = ["recipes::memory::", "recipe::supplied::tests::"];
+        assert!(names.iter().any(|name| in_memory.iter().any(|p| name.starts_with(p))), "{id} in memory");
         assert!(
             names.iter().any(|name| on_postgres.iter().any(|p| name.starts_with(p))),
             "{id} on PostgreSQL"
