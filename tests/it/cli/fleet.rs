@@ -144,7 +144,7 @@ async fn a_second_sigterm_stops_the_work_and_gives_it_back() {
         .to_owned();
     state_is(&leasehold, &id, "RUNNING").await;
     worker.signal(Signal::TERM);
-    eventually(Duration::from_secs(10), "the first signal was seen", async || {
+    eventually(Duration::from_secs(60), "the first signal was seen", async || {
         worker.said().contains("send it again").then_some(())
     })
     .await;

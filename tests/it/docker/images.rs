@@ -54,7 +54,7 @@ impl Registry {
             .spawn()
             .expect("docker-registry is installed (Debian's package of that name)");
         let registry = Self { folder, port, process };
-        eventually(Duration::from_secs(10), "the registry listens", async || {
+        eventually(Duration::from_secs(60), "the registry listens", async || {
             TcpStream::connect(("127.0.0.1", registry.port)).await.ok()
         })
         .await;

@@ -116,7 +116,7 @@ async fn a_paused_container_is_seen_as_paused_and_can_be_stopped_killed_and_remo
 
         let removed = paused().await;
         engine.engine.remove(&removed).await.unwrap();
-        eventually(Duration::from_secs(5), "the paused container is gone", async || {
+        eventually(Duration::from_secs(60), "the paused container is gone", async || {
             engine.engine.inspect(&removed).await.unwrap().is_none().then_some(())
         })
         .await;

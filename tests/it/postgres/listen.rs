@@ -20,7 +20,7 @@ use crate::support::{
 };
 
 async fn listening(listener: &Listener) {
-    eventually(Duration::from_secs(10), "the listener listens", async || {
+    eventually(Duration::from_secs(60), "the listener listens", async || {
         (listener.mode() == ListenMode::Listening).then_some(())
     })
     .await;
@@ -82,7 +82,7 @@ async fn after_its_session_was_ended_it_listens_again() {
     assert_eq!(ended, 1);
     store.submit(&handler_job("work")).await.unwrap();
     heard(&mut listener, Hint::Resync, POLL_EVERY + Duration::from_secs(1)).await;
-    eventually(Duration::from_secs(5), "the break is counted", async || {
+    eventually(Duration::from_secs(60), "the break is counted", async || {
         (listener.reconnects() == 1 && listener.mode() == ListenMode::Listening).then_some(())
     })
     .await;
@@ -223,7 +223,7 @@ async fn a_flood_of_hints_takes_no_memory() {
         )
         .await
         .unwrap();
-    eventually(Duration::from_secs(5), "the flood has arrived", async || {
+    eventually(Duration::from_secs(60), "the flood has arrived", async || {
         // Nothing is taken meanwhile.
         let stat = client.query_one("select pg_notification_queue_usage()", &[]).await.unwrap();
         (stat.get::<_, f64>(0) == 0.0).then_some(())

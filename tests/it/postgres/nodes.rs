@@ -173,7 +173,7 @@ async fn a_node_is_forgotten_only_when_nothing_runs_there_unless_forced() {
         let (store, id) = (store.clone(), id.clone());
         async move { store.node_forget(&namespace(), &id, false).await.unwrap() }
     });
-    crate::support::eventually::eventually(Duration::from_secs(5), "the forget waits", async || {
+    crate::support::eventually::eventually(Duration::from_secs(60), "the forget waits", async || {
         let waiting =
             "select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
         client.query_opt(waiting, &[]).await.unwrap()

@@ -40,7 +40,7 @@ fn is_held(renewal: &Renewal) -> bool {
 
 /// Waits until some session of ours waits for a lock.
 async fn somebody_waits(client: &Client) {
-    eventually(Duration::from_secs(5), "a session waits for the row", async || {
+    eventually(Duration::from_secs(60), "a session waits for the row", async || {
         let waiting =
             "select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
         (!client.query(waiting, &[]).await.unwrap().is_empty()).then_some(())
@@ -67,7 +67,7 @@ async fn a_renewal_that_waited_until_its_lease_had_expired_is_refused() {
         tokio::spawn(async move { store.renew(&grant.authority).await.unwrap() })
     };
     somebody_waits(&client).await;
-    eventually(Duration::from_secs(5), "the lease expires", async || {
+    eventually(Duration::from_secs(60), "the lease expires", async || {
         let expired =
             "select from leasehold.leases where lease_expires_at < clock_timestamp() - interval '50 ms'";
         client.query_opt(expired, &[]).await.unwrap().map(|_| ())

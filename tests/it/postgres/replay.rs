@@ -351,7 +351,7 @@ async fn what_needs_no_lease_can_be_repeated_when_its_answer_is_lost() {
     store.end(&grant.authority, CommandId::generate(), &release).await.unwrap();
     proxy.swallow_next_answer();
     assert_unknown(store.dispatch(&owner.namespace, 10).await, &proxy, &mut lost);
-    eventually(Duration::from_secs(5), "the job is queued", async || {
+    eventually(Duration::from_secs(60), "the job is queued", async || {
         store.dispatch(&owner.namespace, 10).await.unwrap();
         (counted(&client, "ready").await == 1).then_some(())
     })

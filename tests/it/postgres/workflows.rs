@@ -272,7 +272,7 @@ async fn a_change_waits_for_submits_that_are_not_committed_yet() {
         let store = Arc::clone(&store);
         async move { apply(&store, V2).await }
     });
-    eventually(Duration::from_secs(5), "the edit waits", async || {
+    eventually(Duration::from_secs(60), "the edit waits", async || {
         let waiting =
             "select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
         watcher.query_opt(waiting, &[]).await.unwrap()

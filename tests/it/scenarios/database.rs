@@ -64,7 +64,7 @@ async fn a_restart_of_the_database_costs_no_job_and_runs_none_twice() {
     let later = chrono::Utc::now() + chrono::Duration::seconds(2);
     let scheduled = NewJob { run_at: Some(later), ..NewJob::handler("work", &0_u64) };
     let scheduled = store.submit(&scheduled).await.unwrap().job;
-    eventually(Duration::from_secs(10), "two jobs run", async || {
+    eventually(Duration::from_secs(60), "two jobs run", async || {
         (runs.load(Ordering::SeqCst) == 2).then_some(())
     })
     .await;
@@ -135,7 +135,7 @@ async fn statements_that_are_cancelled_all_the_time_leave_no_job_behind() {
     .await;
     // A cancel that was cancelled surely did nothing, and is asked again.
     for job in &waiting {
-        let answer = eventually(Duration::from_secs(10), "the cancel gets through", async || {
+        let answer = eventually(Duration::from_secs(60), "the cancel gets through", async || {
             store.request_cancel(&Namespace::default(), *job, Duration::from_secs(1)).await.ok()
         })
         .await;

@@ -174,7 +174,7 @@ async fn a_cancel_reaches_a_running_handler_at_once() {
     slow.renew_interval = Duration::from_secs(15);
     slow.store_timeout = Duration::from_secs(1);
     let running = Running::start(worker(&database).settings(slow).handler("work", handler)).await;
-    eventually(Duration::from_secs(5), "the worker listens", async || {
+    eventually(Duration::from_secs(60), "the worker listens", async || {
         running.health.hints().filter(|hints| hints.listening)
     })
     .await;
@@ -258,7 +258,7 @@ async fn a_worker_whose_run_is_dropped_gives_its_work_back() {
     begun.notified().await;
     task.abort();
     assert!(task.await.unwrap_err().is_cancelled());
-    let detail = eventually(Duration::from_secs(10), "the job is given back", async || {
+    let detail = eventually(Duration::from_secs(60), "the job is given back", async || {
         let detail = store.show_job(&Namespace::default(), job).await.unwrap()?;
         (!detail.leases.is_empty() && detail.leases[0].ended_at.is_some()).then_some(detail)
     })

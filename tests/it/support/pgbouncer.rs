@@ -54,7 +54,7 @@ impl PgBouncer {
             .spawn()
             .expect("pgbouncer is installed: apt-get install pgbouncer");
         let bouncer = Self { child, port, dir };
-        eventually(Duration::from_secs(10), "pgbouncer answers", async || {
+        eventually(Duration::from_secs(60), "pgbouncer answers", async || {
             tokio::net::TcpStream::connect(("127.0.0.1", port)).await.ok()
         })
         .await;
