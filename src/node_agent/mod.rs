@@ -160,19 +160,28 @@ where
         .await
         .map_err(|error| NodeError::Engine { endpoint: settings.endpoint.clone(), error })?;
     let registration = registration(&settings, node, info);
-    let registered = tokio::select! {
-        registered = register(&store, &registration) => registered?,
+    let fleet = tokio::select! {
+        fleet = fleet(&store) => fleet?,
         () = shutdown.as_mut() => return Ok(NodeExit::Drained),
+    };
+    // Between the registration and the loop nothing is waited for: a shutdown that came in between would leave a READY
+    // node behind whose agent is gone.
+    let registered = tokio::select! {
+        biased;
+        registered = register(&store, &registration) => registered?,
+        () = shutdown.as_mut() => {
+            // Its request may be on its way, or done.
+            if let Err(error) = store.node_farewell(&registration.namespace, &registration.node, registration.process).await {
+                tracing::warn!(node = %registration.node, %error, "stopped while it registered; the heartbeat will lapse");
+            }
+            return Ok(NodeExit::Drained);
+        }
     };
     tracing::info!(
         node = %registration.node, endpoint = %settings.endpoint, engine = %registration.engine.version,
         slots = registration.max_concurrency, incarnation = registered.incarnation, state = registered.state.as_str(),
         "runtime node registered"
     );
-    let fleet = tokio::select! {
-        fleet = fleet(&store) => fleet?,
-        () = shutdown.as_mut() => return Ok(NodeExit::Drained),
-    };
     let domain = Domain {
         namespace: registration.namespace.clone(),
         node: registration.node.clone(),
