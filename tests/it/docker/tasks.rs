@@ -1,6 +1,8 @@
 //! The op `container` with everything real: recipes submitted by the binary, workers that are processes, nodes with
 //! agents. Programs that are looked at while they run wait for SIGUSR1, so that no test depends on time.
 
+mod supplied;
+
 use std::{
     path::PathBuf,
     process::{Child, Stdio},
@@ -61,6 +63,7 @@ impl Bench {
             .with("EXECUTION_WORKER_LEASE_RENEW_INTERVAL", "1s")
             .with("EXECUTION_WORKER_STORE_TIMEOUT", "1s")
             .with("EXECUTION_WORKER_RECOVERY_INTERVAL", "1s")
+            .with("EXECUTION_WORKER_SHUTDOWN_GRACE", "1s")
             .with("SECRET_OF_TASKS", "tok-s3cret-value");
         let (store, client) = (database.store().await, database.client().await);
         let engine = TestEngine::at(&services::docker_endpoint(engine)).await;
