@@ -80,7 +80,7 @@ async fn conclude(dev: &Dev, demo: &DemoJob, detail: &JobDetail) -> Result<bool,
     ))?;
     job::show::leases(detail)?;
     if row.kind == JobKind::Recipe {
-        if let Some(line) = steps::handoff(detail.payload.get()) {
+        for line in detail.leases.iter().filter_map(steps::handoff) {
             output::line(&super::one_line(&line))?;
         }
         let events = steps::all(&dev.store, &row.namespace, row.id).await?;

@@ -30,6 +30,10 @@ pub(super) struct Sink {
     neutral_out: bool,
     neutral_err: bool,
     streams: HashMap<(i64, bool), Neutralizer>,
+    /// Standard output is for something else: everything goes to standard error.
+    aside: bool,
+    /// What was last written there did not end its line.
+    open_line: bool,
 }
 
 impl Sink {
@@ -40,7 +44,19 @@ impl Sink {
             neutral_out: !raw && io::stdout().is_terminal(),
             neutral_err: !raw && io::stderr().is_terminal(),
             streams: HashMap::new(),
+            aside: false,
+            open_line: false,
         }
+    }
+
+    /// Sends both streams to standard error.
+    pub(super) fn aside(self) -> Self {
+        Self { aside: true, ..self }
+    }
+
+    /// Lets a line of ours begin at the left.
+    fn end_line(&mut self) -> Result<(), CliError> {
+        if std::mem::take(&mut self.open_line) { put(true, b"\n") } else { Ok(()) }
     }
 
     fn write(&mut self, row: &LogRow) -> Result<(), CliError> {
@@ -51,6 +67,7 @@ impl Sink {
             LogStreamName::Stdout => self.send(row.epoch, false, &row.data),
             LogStreamName::Stderr => self.send(row.epoch, true, &row.data),
             LogStreamName::System => {
+                self.end_line()?;
                 for line in String::from_utf8_lossy(&row.data).lines() {
                     output::note(&format!("leasehold: {line}"));
                 }
@@ -60,7 +77,8 @@ impl Sink {
     }
 
     fn send(&mut self, epoch: Epoch, is_error: bool, data: &[u8]) -> Result<(), CliError> {
-        let neutral = if is_error { self.neutral_err } else { self.neutral_out };
+        let to_err = is_error || self.aside;
+        let neutral = if to_err { self.neutral_err } else { self.neutral_out };
         let shown;
         let bytes = if neutral {
             shown = self.streams.entry((epoch.0, is_error)).or_default().push(data);
@@ -68,15 +86,18 @@ impl Sink {
         } else {
             data
         };
-        put(is_error, bytes)
+        if let (true, Some(last)) = (self.aside, bytes.last()) {
+            self.open_line = *last != b'\n';
+        }
+        put(to_err, bytes)
     }
 
     /// Shows what was held back: the first part of a character that never came to its end.
     pub(super) fn finish(&mut self) -> Result<(), CliError> {
         for ((_, is_error), mut stream) in std::mem::take(&mut self.streams) {
-            put(is_error, stream.finish().as_bytes())?;
+            put(is_error || self.aside, stream.finish().as_bytes())?;
         }
-        Ok(())
+        self.end_line()
     }
 }
 
@@ -123,8 +144,8 @@ impl Follower<'_> {
             self.store.show_job(self.namespace, self.job).await?.ok_or_else(|| not_found(self.job))?;
         let mut any = self.drain().await?;
         if let Some(steps) = &mut self.steps {
-            let (at, payload) = (detail.row.submitted_at, detail.payload.get());
-            any |= steps.tell(self.store, self.namespace, self.job, at, payload).await?;
+            self.sink.end_line()?;
+            any |= steps.tell(self.store, self.namespace, &detail).await?;
         }
         Ok((detail, any))
     }

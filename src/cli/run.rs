@@ -18,7 +18,10 @@ use crate::{
     postgres::{PgStore, cancel::CancelAnswer, read::JobDetail},
 };
 
-/// Submit a job and follow it: its output on our streams (of a recipe, each step and the result), its exit code as ours
+/// Submit a job and follow it: its output on our streams, its exit code as ours
+///
+/// Of a recipe, standard output has the result and nothing else; each step, each handoff and what the programs print go to
+/// standard error.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Ctrl-C asks for the job's cancel; a second Ctrl-C detaches and leaves the job alone.\n\n\
@@ -47,8 +50,11 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
             "job {id} {}",
             if submitted.created { "submitted" } else { "was submitted before" }
         ));
-        let sink = Sink::new(args.raw, None);
-        let steps = args.job.is_recipe().then(Steps::default);
+        let (sink, steps) = match args.job.is_recipe() {
+            // Standard output is for its result.
+            true => (Sink::new(args.raw, None).aside(), Some(Steps::default())),
+            false => (Sink::new(args.raw, None), None),
+        };
         let mut follower =
             Follower { store: &store, namespace: &job.namespace, job: id, sink, after: 0, steps };
         let mut progress = Progress::new(id);

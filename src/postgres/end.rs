@@ -4,11 +4,14 @@
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use leasehold_actors::{
-    domain::{FailureKind, JobState, RetryPolicy},
+    domain::{
+        FailureKind, JobState, RetryPolicy,
+        execution::{Allocation, payload},
+    },
     error::StoreError,
     ports::{
-        End, Ended,
-        recipe::{Hint, Wake},
+        End, Ended, PayloadUpdate,
+        recipe::{Hint, Publication, Wake},
     },
 };
 use tokio_postgres::Row;
@@ -16,6 +19,7 @@ use uuid::Uuid;
 
 use super::{
     error,
+    execution_view::requirements,
     owners::Holder,
     pool::{Lane, Pools},
     protected::{LEASE_TO_END, Verb, WORKFLOW_AND_LEASE, WORKFLOW_LEASE_AND_RECIPE, holders},
@@ -67,7 +71,8 @@ static RESCHEDULE: Sql = sql!(
         TEXT,
         TEXT,
         TEXT,
-        INT4
+        INT4,
+        TEXT
     ]
 );
 /// So many handoffs in a row with nothing recorded between fail the job.
@@ -358,6 +363,7 @@ impl Verb for Reschedule {
                     &hint.image_reference,
                     &hint.image_digest,
                     &HANDOFF_LIMIT,
+                    &publish.as_ref().filter(|_| handoff).map(|publish| told(publish, payload.as_ref())),
                 ],
             )
             .await
@@ -378,6 +384,18 @@ impl Verb for Reschedule {
     async fn refused(pools: &Pools, ask: &EndAsk) -> Result<Ended, StoreError> {
         recall(pools, Self::OPERATION, ask).await
     }
+}
+
+/// What a handoff is for, as its lease's history says it.
+fn told(publish: &Publication, payload: Option<&PayloadUpdate>) -> String {
+    // The payload also has the name of an image that is known by its digest.
+    let published = payload.and_then(|payload| payload::read(&payload.value).ok().flatten());
+    let needs = published.map_or_else(|| requirements(&publish.hint), |published| published.requirements);
+    let there = match publish.declined_by.as_deref().map(serde_json::from_str::<Allocation>) {
+        Some(Ok(there)) if !there.is_empty() => there.to_string(),
+        _ => "nothing that is known".to_owned(),
+    };
+    format!("the next task needs {needs}; the worker has {there}")
 }
 
 /// The lease is not live: the command that ended it is told how, nobody else.

@@ -69,6 +69,9 @@ impl JobFilter {
     }
 }
 
+/// The code by which a lease's history tells a handoff; the message says what was needed, and what was there.
+pub const HANDOFF: &str = "handoff";
+
 /// Why a job, or one of its leases, failed or was canceled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureRow {
@@ -165,7 +168,7 @@ pub struct LeaseRow {
     pub expires_at: Option<DateTime<Utc>>,
     /// The program's exit code.
     pub exit_code: Option<i32>,
-    /// Why the attempt failed, or why the job was given back.
+    /// Why the attempt failed, or why the job was given back: [`HANDOFF`] is the code of one that was handed off.
     pub failure: Option<FailureRow>,
     /// `retrying`, `rescheduled`: when the job became due again.
     pub due_at: Option<DateTime<Utc>>,

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use leasehold_actors::domain::{Epoch, FailureKind, WorkerId};
 
 use super::{tree::tree, *};
+use crate::postgres::read::LeaseRow;
 
 fn event(ordinal: i64, path: &str, body: EventBody) -> Event {
     let at = DateTime::from_timestamp(1_000_000_000 + ordinal, 0).unwrap();
@@ -82,7 +83,7 @@ fn programs_get_each_event_with_its_values_as_they_were_recorded() {
 }
 
 #[test]
-fn live_lines_name_each_step_around_once_and_a_handoff_once() {
+fn live_lines_name_each_step_around_once() {
     let mut steps = Steps::default();
     let since = DateTime::from_timestamp(1_000_000_000, 0).unwrap();
     let lines: Vec<String> = events().iter().flat_map(|event| steps.lines(event, since)).collect();
@@ -95,11 +96,52 @@ fn live_lines_name_each_step_around_once_and_a_handoff_once() {
             "      ✓ fetch!2  command on w-1, +3.0s".to_owned(),
         ]
     );
-    let payload = r#"{"execution": {"version": 1, "requirements": {"resources": {"memory": "16Gi"}}, "allocation": {"resources": {"memory": "2Gi"}}}}"#;
-    assert_eq!(
-        steps.handoff(payload).unwrap(),
-        "handoff: the next task needs memory=16Gi; the worker has memory=2Gi"
-    );
-    assert_eq!(steps.handoff(payload), None);
-    assert_eq!(steps.handoff("null"), None);
+}
+
+/// Leases as `job show` has them: those named in `handed` ended by a handoff, the last one is held.
+fn leases(count: i64, handed: &[(i64, &str)]) -> Vec<LeaseRow> {
+    let lease = |epoch: i64| {
+        let why = handed.iter().find(|(of, _)| *of == epoch).map(|(_, why)| why);
+        serde_json::from_value(serde_json::json!({
+            "epoch": epoch, "attempt": 1, "worker": "w", "process": "p", "node": null, "container": null,
+            "granted_at": "2026-01-01T00:00:00Z", "ended_at": (epoch < count).then_some("2026-01-01T00:00:01Z"),
+            "how": "rescheduled", "renewals": 0, "expires_at": null, "exit_code": null, "due_at": null,
+            "failure": why.map(|why| serde_json::json!({ "kind": null, "code": "handoff", "message": why })),
+        }))
+        .unwrap()
+    };
+    (1..=count).map(lease).collect()
+}
+
+#[test]
+fn every_handoff_is_told_once_and_where_it_happened() {
+    let since = DateTime::from_timestamp(1_000_000_000, 0).unwrap();
+    let done = |ordinal, path: &str, epoch| {
+        let ok = TaskOutcome::Succeeded { output: Arc::from("null") };
+        Event { epoch: Epoch(epoch), ..event(ordinal, path, task(ok)) }
+    };
+    let log = [done(1, "a", 1), done(2, "b", 4), done(3, "c", 5)];
+    let short = |told: (Vec<String>, bool)| {
+        let word = |line: &String| line.split_whitespace().take(2).collect::<Vec<_>>().join(" ");
+        (told.0.iter().map(word).collect::<Vec<_>>(), told.1)
+    };
+
+    // Two between two looks, and one that was no handoff.
+    let mut steps = Steps::default();
+    let handed = [(1, "one"), (2, "two"), (4, "four")];
+    let told = short(steps.next(&log, &leases(5, &handed), since, false));
+    let all = ["✓ a", "handoff: one", "handoff: two", "✓ b", "handoff: four", "✓ c"];
+    assert_eq!(told, (all.map(str::to_owned).to_vec(), true));
+    assert_eq!(short(steps.next(&[], &leases(5, &handed), since, false)), (vec![], true));
+
+    // The job was read before its second lease, and its log after the third had begun.
+    let mut steps = Steps::default();
+    let told = short(steps.next(&log, &leases(1, &[]), since, false));
+    assert_eq!(told, (vec!["✓ a".to_owned()], false), "what came later waits for the next look");
+    let told = short(steps.next(&log[1..], &leases(5, &handed), since, true));
+    assert_eq!(told, (all[1..].iter().map(|line| (*line).to_owned()).collect(), true));
+
+    // Nothing recorded yet.
+    let mut steps = Steps::default();
+    assert_eq!(steps.next(&[], &leases(3, &[(2, "two")]), since, false).0, ["handoff: two"]);
 }

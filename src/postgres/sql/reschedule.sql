@@ -4,6 +4,7 @@
 -- RECIPE: $12 whether it waits for anything but the delay: for $13 a time, $14 signals, $15 children
 --         $16 whether needs are published, $17 as a handoff, $18 declined by what: $19 cpu  $20 memory  $21 storage  $22 os
 --         $23 architecture  $24 variant  $25 image  $26 image digest   $27 so many handoffs in a row are too many
+--         $28 of a handoff, in words: what was needed, and what was there
 with held as materialized (
     -- As give_up.sql: first the workflow's row, then the lease's, then the clock.
     select l.*, clock_timestamp() as ended_at, w.generation is distinct from l.generation and l.workflow <> 'adhoc'
@@ -59,11 +60,12 @@ with held as materialized (
 ), told as materialized (
     select d.*,
            case when d.how = 'failed' or d.stale then 'SYSTEM'::leasehold.failure_kind end as why_kind,
-           case when d.how = 'failed' then 'handoff_loop' when d.stale then 'superseded' end as why_code,
+           case when d.how = 'failed' then 'handoff_loop' when d.stale then 'superseded' when d.how = 'rescheduled' and $17 then 'handoff' end as why_code,
            case when d.how = 'failed' then
                     left(format('handed off %s times in a row with nothing recorded between, declined by %s', d.handoffs,
                                 array_to_string(d.declined, ', ')), 1000)
-                when d.stale then 'its workflow has moved on to another generation' end as why_message
+                when d.stale then 'its workflow has moved on to another generation'
+                when d.how = 'rescheduled' and $17 then left($28, 1000) end as why_message
     from decided d
 ), revised as (
     update leasehold.jobs j set payload = $10::text::json, payload_revision = payload_revision + 1

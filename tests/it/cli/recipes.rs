@@ -179,8 +179,34 @@ async fn a_recipe_goes_from_amd64_to_arm64_and_back_over_nested_scopes() {
         Worker::start(&leasehold, "amd", &["--allow-commands", "--allocation-platform", "linux/amd64"]);
     let _arm =
         Worker::start(&leasehold, "arm", &["--allow-commands", "--allocation-platform", "linux/arm64"]);
-    let said = leasehold.run(&["run", "--recipe", &example("platforms")]);
+    let run = ["run", "--recipe", &example("platforms"), "--idempotency-key", "once"];
+    let said = leasehold.run(&run);
     assert_eq!(said.code, 0, "{said:?}");
+    // Whether it looks while the job moves, or once it has long ended, it tells the same in the same order.
+    let again = leasehold.run(&run);
+    for said in [&said, &again] {
+        let mut rest = said.err.as_str();
+        for line in [
+            "  ✓ build  command",
+            "\nhandoff: the next task needs platform=linux/arm64; the worker has platform=linux/amd64\n",
+            "    ✓ build  command",
+            "    ✓ test  command",
+            "\nhandoff: the next task needs platform=linux/amd64; the worker has platform=linux/arm64\n",
+            "  ✓ publish  command",
+        ] {
+            let found =
+                rest.find(line).unwrap_or_else(|| panic!("{line:?} is not in its place in {}", said.err));
+            rest = &rest[found + line.len() - 1..];
+        }
+        assert!(serde_json::from_str::<Value>(&said.out).is_ok(), "the result alone: {said:?}");
+    }
+    let leases = leasehold.run(&["job", "show", "1", "--json"]).json()["leases"].clone();
+    let handed = |lease: &&Value| lease["failure"]["code"] == "handoff";
+    let handed = leases.as_array().unwrap().iter().filter(handed).count();
+    for said in [&said, &again] {
+        // One more where the job was first claimed on the other side.
+        assert_eq!(said.err.matches("handoff: ").count(), handed, "{}", said.err);
+    }
     let events = results(&leasehold, "1");
     let steps: Vec<(&str, &str)> =
         events.iter().map(|e| (e["path"].as_str().unwrap(), e["worker"].as_str().unwrap())).collect();

@@ -56,7 +56,7 @@ const STATEMENTS: [(&str, &str, &str); 30] = [
         "reschedule",
         include_str!("../../../src/postgres/sql/reschedule.sql"),
         "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), gen_random_uuid(), 0, null, null, '1', 1, true, null, '{s}', '{1}', true,
-         true, null, null, null, null, null, null, null, null, null, 10",
+         true, null, null, null, null, null, null, null, null, null, 10, 'words'",
     ),
     (
         "recall_end",
