@@ -1,5 +1,7 @@
 //! How a command ends: its exit code, and one line that says why and what to do next.
 
+use std::{io, path::Path};
+
 use super::text;
 use crate::{
     config::ConfigError,
@@ -42,6 +44,24 @@ impl Exit {
             Self::Program(code) => code,
         }
     }
+
+    /// What becomes of a command whose file has mistakes: there is none, or it cannot be used.
+    #[must_use]
+    pub fn of_file(file: &Path) -> Self {
+        if matches!(file.try_exists(), Ok(false)) { Self::NotFound } else { Self::Usage }
+    }
+
+    /// Of two files of one command, what counts: a mistake more than a file that is not there.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        let weight = |exit| match exit {
+            Self::Ok => 0,
+            Self::Failed => 1,
+            Self::NotFound => 2,
+            _ => 3,
+        };
+        if weight(other) > weight(self) { other } else { self }
+    }
 }
 
 /// A command that could not do what it was asked for.
@@ -62,6 +82,12 @@ impl CliError {
     /// A mistake on the command line.
     pub fn usage(message: impl Into<String>) -> Self {
         Self::new(Exit::Usage, message)
+    }
+
+    /// A file that the command line names cannot be read.
+    pub fn unreadable(message: impl Into<String>, error: &io::Error) -> Self {
+        let exit = if error.kind() == io::ErrorKind::NotFound { Exit::NotFound } else { Exit::Usage };
+        Self::new(exit, message)
     }
 
     /// The message as it is printed: one line without control characters.

@@ -23,7 +23,7 @@ pub(super) struct Args {
 enum Command {
     /// Check recipe files and everything that they include
     ///
-    /// Exit 0 when all are good; 2 when any has a mistake, each told with file, line and column.
+    /// Exit 0 when all are good; 2 when any has a mistake, each told with file, line and column; 4 when one is not there.
     #[command(after_help = "Example: leasehold recipe check recipes/*.yaml")]
     Check {
         /// Recipe files
@@ -93,7 +93,7 @@ fn check(files: &[PathBuf], json: bool) -> Result<Exit, CliError> {
             found
         });
         if checked.is_err() {
-            exit = Exit::Usage;
+            exit = exit.or(Exit::of_file(file));
         }
         tell(file.display().to_string(), &checked, json)?;
     }
@@ -140,7 +140,7 @@ struct NoValue {
 
 fn eval(values: &PathBuf, templates: &[String]) -> Result<Exit, CliError> {
     let text = fs::read_to_string(values)
-        .map_err(|e| CliError::usage(format!("cannot read {}: {e}", values.display())))?;
+        .map_err(|e| CliError::unreadable(format!("cannot read {}: {e}", values.display()), &e))?;
     let trial = Trial::new(&text)
         .map_err(|e| CliError::usage(format!("{} cannot be used: it {e}", values.display())))?;
     let mut exit = Exit::Ok;

@@ -9,7 +9,7 @@ use leasehold_actors::domain::{
 };
 use serde_json::value::RawValue;
 
-use super::error::CliError;
+use super::error::{CliError, Exit};
 use crate::recipe::{Mistakes, bundle::Bundle, compile, inputs};
 
 const RECIPE: &str = "Recipe";
@@ -47,7 +47,7 @@ impl RecipeArgs {
                 n => format!(" (and {} more: leasehold recipe check {})", n - 1, file.display()),
             };
             let first = mistakes.mistakes.first().map_or_else(String::new, ToString::to_string);
-            CliError::usage(format!("{first}{more}"))
+            CliError::new(Exit::of_file(file), format!("{first}{more}"))
         };
         let bundle = Bundle::read(file).map_err(wrong)?;
         let recipe = compile(&bundle).map_err(wrong)?;
@@ -167,6 +167,6 @@ mod tests {
             assert!(error.contains(says), "{error}");
         }
         let error = RecipeArgs::default().spec(Path::new("/no/such.yaml")).unwrap_err();
-        assert_eq!((error.exit, error.line().contains("such.yaml")), (super::super::Exit::Usage, true));
+        assert_eq!((error.exit, error.line().contains("such.yaml")), (Exit::NotFound, true));
     }
 }

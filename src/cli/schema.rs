@@ -112,7 +112,8 @@ fn read(route: &str, input: Option<&PathBuf>, output: Option<&PathBuf>) -> Resul
     }
     let text = |file: Option<&PathBuf>| {
         file.map(|file| {
-            std::fs::read_to_string(file).map_err(|e| CliError::usage(format!("{}: {e}", file.display())))
+            std::fs::read_to_string(file)
+                .map_err(|e| CliError::unreadable(format!("{}: {e}", file.display()), &e))
         })
         .transpose()
     };

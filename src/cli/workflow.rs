@@ -124,7 +124,8 @@ fn read(file: &PathBuf, settings: &Effective) -> Result<Vec<WorkflowDocument>, C
     } else {
         std::fs::read_to_string(file)
     };
-    let text = text.map_err(|e| CliError::usage(format!("{name}: {e}; name a readable UTF-8 file")))?;
+    let text =
+        text.map_err(|e| CliError::unreadable(format!("{name}: {e}; name a readable UTF-8 file"), &e))?;
     let folder = file.parent().filter(|_| file.as_os_str() != "-").unwrap_or_else(|| Path::new(""));
     WorkflowDocument::parse_all_in(&text, &settings.namespace(), folder)
         .map_err(|e| CliError::usage(format!("{name}: {e}")))

@@ -124,8 +124,9 @@ fn env_entry(entry: &str) -> Result<(String, String), CliError> {
 }
 
 fn read_env_file(path: &str, env: &mut BTreeMap<String, String>) -> Result<(), CliError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| CliError::usage(format!("--env-file {path}: {e}; name a readable UTF-8 file")))?;
+    let text = std::fs::read_to_string(path).map_err(|e| {
+        CliError::unreadable(format!("--env-file {path}: {e}; name a readable UTF-8 file"), &e)
+    })?;
     for (number, line) in text.lines().enumerate() {
         let entry = line.trim_start();
         if entry.is_empty() || entry.starts_with('#') {

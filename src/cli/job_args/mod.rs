@@ -183,8 +183,10 @@ pub(super) fn json_argument(flag: &str, text: &str) -> Result<String, CliError> 
             (read, format!("{flag} @-"))
         }
         Some(path) => {
-            let read = std::fs::read_to_string(path)
-                .map_err(|e| CliError::usage(format!("{flag} @{path}: {e}; name a readable UTF-8 file")))?;
+            let read = std::fs::read_to_string(path).map_err(|e| {
+                let told = format!("{flag} @{path}: {e}; name a readable UTF-8 file");
+                CliError::unreadable(told, &e)
+            })?;
             (read, format!("{flag} @{path}"))
         }
     };

@@ -12,8 +12,8 @@ use crate::recipe::{
 
 /// Run the tests of recipes: ops answer what a test file says, and no time passes
 ///
-/// Exit 0 when all are as they should be; 1 when any is not; 2 when a test file or its recipe has a mistake. Needs no
-/// database.
+/// Exit 0 when all are as they should be; 1 when any is not; 2 when a test file or its recipe has a mistake; 4 when a test
+/// file is not there. Needs no database.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "The grammar of test files is in docs/recipes.md.\n\n\
                         Example: leasehold recipe test --crash recipes/tests/*.yaml")]
@@ -58,7 +58,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         let suite = match Suite::read(file) {
             Ok(suite) => suite,
             Err(found) => {
-                exit = Exit::Usage;
+                exit = exit.or(Exit::of_file(file));
                 if args.json {
                     let file = file.display().to_string();
                     output::json(&Unusable { file, ok: false, mistakes: &found.mistakes })?;
@@ -75,7 +75,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
                 good += 1;
             } else {
                 bad += 1;
-                exit = if exit == Exit::Ok { Exit::Failed } else { exit };
+                exit = exit.or(Exit::Failed);
             }
             tell(&verdict, args.json)?;
         }

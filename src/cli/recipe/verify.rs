@@ -19,7 +19,7 @@ use crate::recipe::{
 /// Replay exported histories against a recipe: would jobs that have run still be understood?
 ///
 /// Nothing runs. Exit 0 when every history is consistent; 1 when any is not, or cannot be read; 2 when the recipe has a
-/// mistake or there is no history of it. Needs no database.
+/// mistake or there is no history of it; 4 when there is no such file or folder. Needs no database.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "A history is what `leasehold job replay ID --export` prints.\n\n\
                         Example: leasehold recipe verify process.yaml --histories histories/")]
@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
                 for line in told {
                     output::line(&one_line(&line))?;
                 }
-                return Ok(Exit::Usage);
+                return Ok(Exit::of_file(file));
             }
         },
         None => None,
@@ -141,7 +141,7 @@ fn read(file: &Path) -> Result<Arc<Recipe>, Vec<String>> {
 }
 
 fn histories(folder: &Path) -> Result<Vec<PathBuf>, CliError> {
-    let unreadable = |e| CliError::usage(format!("cannot read {}: {e}", folder.display()));
+    let unreadable = |e| CliError::unreadable(format!("cannot read {}: {e}", folder.display()), &e);
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let path = entry.map_err(unreadable)?.path();

@@ -9,16 +9,17 @@ use crate::recipe::{
 };
 
 /// Checks a value against a shape; `report` hears of every mistake.
-pub(in crate::recipe) fn check(yaml: &Yaml, shape: &Shape, report: &mut dyn FnMut(Place, String)) {
+pub(in crate::recipe) fn check(yaml: &Yaml, shape: &'static Shape, report: &mut dyn FnMut(Place, String)) {
     if !matches!(yaml.value, Value::Map(_)) {
         report(yaml.place, format!("a {} is a map, not {}", shape.name, yaml.kind()));
         return;
     }
+    let mut unknown = Unknown::of(shape);
     for (key, value) in yaml.members() {
         if let Some(field) = shape.fields().find(|field| field.key == key.name) {
             kind(value, field, report);
         } else {
-            report(key.place, unknown(&key.name, shape));
+            report(key.place, unknown.told(&key.name));
         }
     }
     missing(yaml, shape, report);
@@ -39,20 +40,37 @@ pub(super) fn missing(yaml: &Yaml, shape: &Shape, report: &mut dyn FnMut(Place, 
     }
 }
 
-pub(super) fn unknown(key: &str, shape: &Shape) -> String {
-    if has_template(key) {
-        return "a key cannot be a template".to_owned();
+/// Tells of the keys of one map that its shape does not have.
+pub(super) struct Unknown {
+    shape: &'static Shape,
+    /// What there is was said, and need not be said again.
+    listed: bool,
+}
+
+impl Unknown {
+    pub(super) fn of(shape: &'static Shape) -> Self {
+        Self { shape, listed: false }
     }
-    let near = shape
-        .fields()
-        .map(|field| (distance(key, field.key), field.key))
-        .min()
-        .filter(|(distance, near)| *distance <= near.len() / 3);
-    match near {
-        Some((_, near)) => format!("unknown key `{key}` in a {}; is `{near}` meant?", shape.name),
-        None => {
-            let keys: Vec<&str> = shape.fields().map(|field| field.key).collect();
-            format!("unknown key `{key}` in a {}; there are {}", shape.name, listed(&keys))
+
+    pub(super) fn told(&mut self, key: &str) -> String {
+        let shape = self.shape;
+        if has_template(key) {
+            return "a key cannot be a template".to_owned();
+        }
+        let near = shape
+            .fields()
+            .map(|field| (distance(key, field.key), field.key))
+            .min()
+            .filter(|(distance, near)| *distance <= near.len() / 3);
+        match near {
+            Some((_, near)) => format!("unknown key `{key}` in a {}; is `{near}` meant?", shape.name),
+            None if std::mem::replace(&mut self.listed, true) => {
+                format!("unknown key `{key}` in a {}", shape.name)
+            }
+            None => {
+                let keys: Vec<&str> = shape.fields().map(|field| field.key).collect();
+                format!("unknown key `{key}` in a {}; there are {}", shape.name, listed(&keys))
+            }
         }
     }
 }

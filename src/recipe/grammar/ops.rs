@@ -3,7 +3,7 @@
 
 use super::{
     Kind, Shape,
-    check::{kind, missing, unknown},
+    check::{Unknown, kind, missing},
     field, required,
 };
 use crate::recipe::{
@@ -137,9 +137,10 @@ fn check(yaml: &Yaml, shape: &'static Shape, templates: bool, report: &mut dyn F
     if !matches!(yaml.value, Value::Map(_)) {
         return report(yaml.place, format!("the inputs of a {} are a map, not {}", shape.name, yaml.kind()));
     }
+    let mut unknown = Unknown::of(shape);
     for (key, value) in yaml.members() {
         let Some(field) = shape.fields().find(|field| field.key == key.name) else {
-            report(key.place, unknown(&key.name, shape));
+            report(key.place, unknown.told(&key.name));
             continue;
         };
         if value.value == Value::Null && !field.required {

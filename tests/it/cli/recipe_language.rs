@@ -130,8 +130,69 @@ fn mistakes_are_told_with_file_line_and_column_and_exit_code_2() {
     assert_eq!(told["mistakes"][0]["line"], 3);
     assert_eq!(told["mistakes"][0]["column"], 10);
     let missing = Leasehold::bare().run(&["recipe", "check", &folder.path("none.yaml")]);
-    assert_eq!(missing.code, 2);
+    assert_eq!(missing.code, 4);
     assert!(missing.out.contains("none.yaml: there is no such file"), "{missing:?}");
+}
+
+/// Everywhere the same: 4 for a file that the command line names and that is not there, 2 for one with a mistake in it,
+/// and a file that is missing from a recipe is a mistake of that recipe.
+#[test]
+fn a_file_that_is_not_there_is_exit_code_4_in_every_command() {
+    let folder = Folder::with(&[
+        ("main.yaml", "id: main\nop: a\n"),
+        ("part.yaml", "id: main\nsequence:\n  - { id: a, include: none.yaml }\n"),
+    ]);
+    let (none, main, part) = (folder.path("none.yaml"), folder.path("main.yaml"), folder.path("part.yaml"));
+    let (none, at_none) = (none.as_str(), format!("@{none}"));
+    let leasehold = Leasehold::on("postgres://nobody@127.0.0.1:1/nothing");
+    for args in [
+        &["recipe", "check", none][..],
+        &["recipe", "check", &main, none],
+        &["recipe", "check", "--json", none],
+        &["recipe", "test", none],
+        &["recipe", "test", "--json", none],
+        &["recipe", "verify", none, "--histories", "/"],
+        &["recipe", "verify", &main, "--histories", none],
+        &["recipe", "eval", "--values", none, "x"],
+        &["submit", "--recipe", none],
+        &["run", "--recipe", none],
+        &["submit", "--image", "x", "--env-file", none],
+        &["submit", "--handler", "x", "--payload", &at_none],
+        &["workflow", "apply", none],
+        &["schema", "register", "--route", "recipe", "--input", none],
+    ] {
+        let said = leasehold.run(args);
+        assert_eq!(said.code, 4, "{args:?}: {said:?}");
+        assert!(said.out.contains("none.yaml") || said.err.contains("none.yaml"), "{args:?}: {said:?}");
+    }
+    for args in
+        [&["recipe", "check", &part][..], &["submit", "--recipe", &part], &["recipe", "check", none, &part]]
+    {
+        assert_eq!(leasehold.run(args).code, 2, "{args:?}");
+    }
+}
+
+#[test]
+fn what_keys_there_are_is_said_once_for_a_map() {
+    let folder = Folder::with(&[(
+        "many.yaml",
+        "id: many\nquux: 1\nsequence:\n  - { id: a, op: b, corge: 1, grault: 2, retri: { max_attempts: 2 } }\nwaldo: 2\nfred: 3\n",
+    )]);
+    let said = Leasehold::bare().run(&["recipe", "check", &folder.path("many.yaml")]);
+    assert_eq!(said.code, 2, "{said:?}");
+    let told: Vec<&str> =
+        said.out.lines().map(|line| line.split_once("many.yaml:").expect("with its place").1).collect();
+    assert!(told[0].starts_with("2:1: unknown key `quux` in a recipe; there are `id`, "), "{said:?}");
+    assert!(told[1].starts_with("4:21: unknown key `corge` in a node; there are `id`, "), "{said:?}");
+    assert_eq!(
+        told[2..],
+        [
+            "4:31: unknown key `grault` in a node",
+            "4:42: unknown key `retri` in a node; is `retry` meant?",
+            "5:1: unknown key `waldo` in a recipe",
+            "6:1: unknown key `fred` in a recipe",
+        ]
+    );
 }
 
 #[test]

@@ -66,5 +66,5 @@ async fn a_bad_definition_is_refused_with_its_place_and_nothing_is_written() {
         assert!(!refused.err.trim_end().contains(char::is_control), "{refused:?}");
     }
     assert_eq!(leasehold.run(&["workflow", "list", "--json"]).json_lines().len(), 0);
-    assert!(leasehold.run(&["workflow", "apply", "/no/such.yaml"]).refused(2).contains("/no/such.yaml"));
+    assert!(leasehold.run(&["workflow", "apply", "/no/such.yaml"]).refused(4).contains("/no/such.yaml"));
 }
