@@ -7,6 +7,8 @@ use leasehold_actors::{
     ports::recipe::{MAX_SCHEMA_TASKS, RouteSchemas, SchemaText},
 };
 use serde::Serialize;
+use tokio::runtime::Handle;
+use tokio_postgres::{Row, Transaction, types::Type};
 
 use super::{
     PgStore, error,
@@ -21,6 +23,7 @@ const REGISTER: Sql = sql!("register_schema", [TEXT, TEXT, TEXT, TEXT_ARRAY, TEX
 const TEXTS: Sql = sql!("schema_texts", [TEXT, TEXT_ARRAY]);
 const LIST: Sql = sql!("schema_list", [TEXT]);
 const OF_INPUTS: Sql = sql!("schema_of_inputs", [TEXT, TEXT]);
+const OF_INPUTS_OPERATION: &str = "schema_of_inputs";
 
 /// What is asked of jobs of a route that are submitted now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -121,19 +124,43 @@ impl PgStore {
         namespace: &Namespace,
         spec: &RecipeSpec,
     ) -> Result<Option<InvalidDefinition>, StoreError> {
-        const OPERATION: &str = "schema_of_inputs";
-        let rows = self.call(OPERATION, &OF_INPUTS, &[&namespace.as_str(), &spec.job_type]).await?;
-        let Some(row) = rows.first() else { return Ok(None) };
-        let schema: String = Columns::new(OPERATION, row).get("schema")?;
+        let rows = self.call(OF_INPUTS_OPERATION, &OF_INPUTS, &[&namespace.as_str(), &spec.job_type]).await?;
+        let Some(schema) = schema_in(&rows)? else { return Ok(None) };
         let inputs = spec.inputs.get().to_owned();
-        let checked = self.inner.io.spawn_blocking(move || schemas::violation(&schema, &inputs));
-        let broken = checked.await.map_err(|e| error::garbled(OPERATION, e))?;
-        let invalid = |broken: schemas::Violation| {
-            InvalidDefinition::new(
-                format!("inputs{}", broken.pointer),
-                format!("schema_violation: {}; see `leasehold schema list`", broken.reason),
-            )
-        };
-        Ok(broken.map(invalid))
+        let checked = self.inner.io.spawn_blocking(move || refusal(&schema, &inputs));
+        checked.await.map_err(|e| error::garbled(OF_INPUTS_OPERATION, e))
     }
+}
+
+/// As [`PgStore::check_inputs`], over a connection and in a transaction that are the caller's.
+pub(crate) async fn check_inputs_in(transaction: &Transaction<'_>, job: &NewJob) -> Result<(), SubmitError> {
+    let Some(JobDefinition::Recipe(spec)) = &job.definition else { return Ok(()) };
+    let namespace = job.namespace.as_str();
+    let typed: [(Param<'_>, Type); 2] = [(&namespace, Type::TEXT), (&spec.job_type, Type::TEXT)];
+    let rows = transaction.query_typed(OF_INPUTS.text, &typed).await;
+    let rows = rows.map_err(|e| error::store_error(OF_INPUTS_OPERATION, &e))?;
+    let Some(schema) = schema_in(&rows)? else { return Ok(()) };
+    let inputs = spec.inputs.get().to_owned();
+    let broken = match Handle::try_current() {
+        Ok(runtime) => {
+            let checked = runtime.spawn_blocking(move || refusal(&schema, &inputs)).await;
+            checked.map_err(|e| error::garbled(OF_INPUTS_OPERATION, e))?
+        }
+        // Whoever drives this future, it is not tokio.
+        Err(_) => refusal(&schema, &inputs),
+    };
+    Ok(broken.map_or(Ok(()), Err)?)
+}
+
+fn schema_in(rows: &[Row]) -> Result<Option<String>, StoreError> {
+    rows.first().map(|row| Columns::new(OF_INPUTS_OPERATION, row).get("schema")).transpose()
+}
+
+/// What of the inputs breaks the schema.
+fn refusal(schema: &str, inputs: &str) -> Option<InvalidDefinition> {
+    let broken = schemas::violation(schema, inputs)?;
+    Some(InvalidDefinition::new(
+        format!("inputs{}", broken.pointer),
+        format!("schema_violation: {}; see `leasehold schema list`", broken.reason),
+    ))
 }

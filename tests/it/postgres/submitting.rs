@@ -13,15 +13,18 @@ use leasehold::{
         submit::{SubmitError, Submitted},
     },
     protocol::{
-        domain::{JobDefinition, JobId, JobState, Namespace, NewJob, Route},
-        ports::{LeaseStore as _, OpenClaim},
+        domain::{JobDefinition, JobId, JobState, Namespace, NewJob, RawJson, Route},
+        ports::{LeaseStore as _, OpenClaim, recipe::RecipeStore as _},
     },
     submission::{document::WorkflowDocument, json},
 };
 
-use crate::support::{
-    database::TestDatabase,
-    jobs::{claimant, open},
+use crate::{
+    recipes::spec_of,
+    support::{
+        database::TestDatabase,
+        jobs::{claimant, open},
+    },
 };
 
 fn handler(payload: &str) -> NewJob {
@@ -84,6 +87,42 @@ async fn a_submit_is_invisible_until_the_callers_transaction_commits_and_gone_af
     let again = Client::submit(&transaction, keyed("k", "1")).await.unwrap();
     transaction.commit().await.unwrap();
     assert!(again.created);
+}
+
+/// The schema as the transaction sees it; a refusal leaves the transaction alone.
+#[tokio::test]
+async fn a_recipe_in_the_callers_transaction_is_held_to_the_schema_of_its_type() {
+    let db = TestDatabase::create().await;
+    let store = db.store().await;
+    let mut theirs = db.client().await;
+    let recipe = |inputs: &str| {
+        let mut spec = spec_of("id: r\ninputs: { size: { type: any } }\nop: x\n");
+        spec.inputs = RawJson::new(inputs).unwrap();
+        NewJob::ad_hoc(JobDefinition::Recipe(spec))
+    };
+    let transaction = theirs.transaction().await.unwrap();
+    let before = Client::submit(&transaction, recipe(r#"{"size": "big"}"#)).await.unwrap();
+    transaction.commit().await.unwrap();
+    assert!(before.created, "nothing is asked of it yet");
+
+    let schema = r#"{"properties": {"size": {"type": "integer", "maximum": 10}}, "required": ["size"]}"#;
+    let schemas = leasehold::recipe::schemas::route_schemas(Some(schema), None).unwrap();
+    let route = Route::recipe("recipe", "");
+    assert!(store.register_schema(&Namespace::default(), &route, &schemas).await.unwrap());
+    let transaction = theirs.transaction().await.unwrap();
+    for (inputs, place) in
+        [(r#"{"size": "s3cret"}"#, "inputs/size"), (r#"{"size": 11}"#, "inputs/size"), ("{}", "inputs")]
+    {
+        let refused = Client::submit(&transaction, recipe(inputs)).await.unwrap_err();
+        let SubmitError::Invalid(broken) = &refused else { panic!("{refused}") };
+        let told = broken.to_string();
+        assert!(told.starts_with(&format!("{place}: schema_violation: ")), "{told}");
+        assert!(!told.contains("s3cret"), "{told}");
+    }
+    let good = Client::submit(&transaction, recipe(r#"{"size": 10}"#)).await.unwrap();
+    transaction.commit().await.unwrap();
+    assert!(good.created);
+    assert_eq!(count(&theirs, "jobs").await, 2);
 }
 
 #[tokio::test]
