@@ -251,7 +251,7 @@ pub enum LogStream {
 /// A piece of one stream. Two batches of one (job, task, claim, stream) never overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogBatch {
-    /// RECIPE: the task whose container wrote it.
+    /// RECIPE: the task whose container or program wrote it.
     pub task: Option<TaskKey>,
     /// The stream.
     pub stream: LogStream,

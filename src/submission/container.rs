@@ -53,7 +53,15 @@ pub fn check(spec: &ContainerSpec) -> Result<(), InvalidDefinition> {
     range("cpu_millis", spec.cpu_millis, MIN_CPU_MILLIS, MAX_CPU_MILLIS)?;
     range("pids_limit", spec.pids_limit, 1, MAX_PIDS)?;
     range("stop_grace_ms", spec.stop_grace_ms, 0, MAX_STOP_GRACE_MS)?;
-    range("log_quota_bytes", spec.log_quota_bytes, 0, MAX_LOG_QUOTA_BYTES)
+    log_quota(spec.log_quota_bytes)
+}
+
+/// Checks how much output is kept.
+///
+/// # Errors
+/// [`InvalidDefinition`] when it is less than nothing, or too much.
+pub fn log_quota(bytes: Option<i64>) -> Result<(), InvalidDefinition> {
+    range("log_quota_bytes", bytes, 0, MAX_LOG_QUOTA_BYTES)
 }
 
 fn arguments(field: &str, arguments: &[String]) -> Result<(), InvalidDefinition> {

@@ -5,7 +5,7 @@
 //! byte; what was taken before is skipped by counting. Over the quota output is counted and dropped, with a
 //! remark where it was cut and another at the end.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
@@ -27,7 +27,7 @@ use crate::{
 const PIECES: usize = 32;
 
 /// Writes Leasehold's own remarks among a job's output.
-pub(super) struct Journal {
+pub struct Journal {
     lease: LeaseContext,
     store_call: Duration,
     task: Option<TaskKey>,
@@ -35,19 +35,21 @@ pub(super) struct Journal {
     written: Mutex<u64>,
 }
 
+impl fmt::Debug for Journal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Journal").field("task", &self.task).finish_non_exhaustive()
+    }
+}
+
 impl Journal {
     /// `written` bytes of it are stored already.
-    pub(super) fn new(
-        lease: LeaseContext,
-        store_call: Duration,
-        written: u64,
-        task: Option<TaskKey>,
-    ) -> Self {
+    #[must_use]
+    pub fn new(lease: LeaseContext, store_call: Duration, written: u64, task: Option<TaskKey>) -> Self {
         Self { lease, store_call, task, written: Mutex::new(written) }
     }
 
     /// Writes one line. A remark that the store does not take is only logged: the run goes on.
-    pub(super) async fn remark(&self, text: &str) {
+    pub async fn remark(&self, text: &str) {
         let data = Bytes::from(format!("{text}\n"));
         let mut written = self.written.lock().await;
         let (task, stream) = (self.task.clone(), LogStream::System);
@@ -64,7 +66,8 @@ impl Journal {
 
 /// What became of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stored {
+pub enum Stored {
+    /// It is stored, now or before.
     Yes,
     /// The lease is over: nothing of this grant is stored any more.
     Fenced,
@@ -72,8 +75,9 @@ enum Stored {
     GivenUp,
 }
 
-/// Appends, and repeats what may not have happened: a batch that is stored already is not stored twice.
-async fn append(
+/// Appends, and repeats what may not have happened: a batch that is stored already is not stored twice. `enough` is asked
+/// after each call that failed; `call` is the longest that one may take.
+pub async fn append(
     lease: &LeaseContext,
     call: Duration,
     batches: &[LogBatch],

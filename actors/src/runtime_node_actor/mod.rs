@@ -21,7 +21,7 @@
 mod begin;
 pub mod exit;
 mod guard;
-mod logs;
+pub mod logs;
 pub mod plan;
 pub mod recover;
 mod run;

@@ -20,6 +20,7 @@ static COMMAND: Shape = Shape {
         required("argv", Kind::Texts, "The program and its arguments."),
         field("env", Kind::TextMap, "Variables beyond the worker's own environment."),
         field("workdir", Kind::Text, "The folder that it runs in."),
+        field("log_quota_bytes", Kind::Whole(0, i64::MAX), "How much of its output is kept."),
         field("timeout", Kind::Span, "The longest that it may run."),
     ]],
     one_of: &[],

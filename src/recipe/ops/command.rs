@@ -5,17 +5,22 @@ use std::{
 };
 
 use async_trait::async_trait;
-use leasehold_actors::{domain::FailureKind, ports::recipe::JsonText};
+use leasehold_actors::{
+    domain::{ContainerSpec, FailureKind},
+    ports::recipe::JsonText,
+};
 use serde::Deserialize;
 
 use super::{
     OUTPUT_LIMIT, bounded, decode, duration,
+    printed::Destination,
     process::{self, End, Exited},
     secrets::Secrets,
 };
 use crate::{
     config::table::TABLE,
     recipe::op::{Op, Task, TaskError},
+    submission,
 };
 
 /// Starts programs.
@@ -32,6 +37,7 @@ struct Input {
     env: BTreeMap<String, String>,
     workdir: Option<String>,
     timeout: Option<String>,
+    log_quota_bytes: Option<i64>,
 }
 
 #[async_trait]
@@ -40,7 +46,8 @@ impl Op for CommandOp {
         let input: Input = decode(&task, &self.secrets)?;
         let limit = input.timeout.as_deref().map(duration).transpose()?;
         let command = self.command(&task, &input)?;
-        match process::run(command, limit, OUTPUT_LIMIT, &task.context).await {
+        let printed = self.printed(&task, &input)?;
+        match process::run(command, limit, OUTPUT_LIMIT, &task.context, printed).await {
             End::Exited(exited) => self.conclude(&input, exited),
             End::NotStarted(error) => Err(not_started(&input, &error)),
             End::TimedOut => {
@@ -84,6 +91,19 @@ impl CommandOp {
             command.current_dir(folder);
         }
         Ok(command)
+    }
+
+    /// Where what it prints is stored; nowhere without a lease.
+    fn printed(&self, task: &Task, input: &Input) -> Result<Option<Destination>, TaskError> {
+        let quota = input.log_quota_bytes.unwrap_or(ContainerSpec::DEFAULT_LOG_QUOTA_BYTES);
+        submission::container::log_quota(Some(quota))
+            .map_err(|error| TaskError::user("bad_input", format!("command: {error}")))?;
+        Ok(task.context.lease().map(|lease| Destination {
+            lease: lease.clone(),
+            task: super::task_key(&task.path),
+            quota: u64::try_from(quota).unwrap_or(0),
+            redact: self.secrets.redact(),
+        }))
     }
 
     fn conclude(&self, input: &Input, exited: Exited) -> Result<JsonText, TaskError> {

@@ -13,9 +13,8 @@ use leasehold_actors::{
     work::{LeaseCallError, LeaseContext, PartStop, StopReason, WorkOutcome},
 };
 use serde::Deserialize;
-use sha2::{Digest as _, Sha256};
 
-use super::{OUTPUT_LIMIT, bounded, decode, duration, failed, masked, secrets::Secrets};
+use super::{OUTPUT_LIMIT, bounded, decode, duration, failed, masked, secrets::Secrets, task_key};
 use crate::{
     recipe::op::{Op, Task, TaskError, TaskStop},
     submission,
@@ -80,7 +79,7 @@ impl Op for ContainerOp {
         let Some(lease) = task.context.lease() else {
             return Err(TaskError::system("no_lease", "a container runs under a lease only"));
         };
-        let key = key(&task.path);
+        let key = task_key(&task.path);
         let placement = self.place(&task, lease, &key).await?;
         let (why, ended) = self.drive(&task, lease, &key, placement, spec, limit).await;
         give_back(lease, &key).await;
@@ -279,11 +278,4 @@ async fn give_back(lease: &LeaseContext, key: &TaskKey) {
     if tokio::time::timeout(GIVE_BACK, trying).await.is_err() {
         tracing::warn!(job = %lease.authority().job, "the task's node is given back with the lease");
     }
-}
-
-/// Short, and the same for the same path.
-fn key(path: &str) -> TaskKey {
-    let hash = Sha256::digest(format!("leasehold/place/1\n{path}"));
-    let text: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    TaskKey::new(text).expect("32 hexadecimal digits are a key")
 }

@@ -3,6 +3,7 @@
 mod command;
 mod container;
 mod http;
+mod printed;
 mod process;
 pub mod secrets;
 #[cfg(test)]
@@ -10,8 +11,13 @@ mod tests;
 
 use std::{sync::Arc, time::Duration};
 
-use leasehold_actors::{domain::Failure, ports::recipe::JsonText, runtime_node_actor::task::TaskNodes};
+use leasehold_actors::{
+    domain::{Failure, TaskKey},
+    ports::recipe::JsonText,
+    runtime_node_actor::task::TaskNodes,
+};
 use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
 
 use self::{command::CommandOp, container::ContainerOp, http::HttpOp, secrets::Secrets};
 use super::{
@@ -118,6 +124,13 @@ fn bounded(json: &str, secrets: &Secrets) -> Result<JsonText, TaskError> {
     submission::json::check("output", &json)
         .map_err(|broken| TaskError::user("bad_output", format!("the output cannot be kept: {broken}")))?;
     Ok(json.into())
+}
+
+/// What the store knows a task by: short, and the same for the same path.
+fn task_key(path: &str) -> TaskKey {
+    let hash = Sha256::digest(format!("leasehold/place/1\n{path}"));
+    let text: String = hash[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    TaskKey::new(text).expect("32 hexadecimal digits are a key")
 }
 
 fn too_large(bytes: usize) -> TaskError {

@@ -20,6 +20,7 @@ use tokio::{
     runtime::Handle,
 };
 
+use super::printed::{self, Destination, Printed};
 use crate::{
     process::bind_to_us,
     recipe::op::{TaskContext, TaskStop},
@@ -29,6 +30,10 @@ use crate::{
 const GRACE: Duration = Duration::from_secs(2);
 /// How long what a program wrote is waited for when it has ended, in case something else holds its output open.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long the storing of what it printed is waited for when it has ended by itself; …
+const LAST_OUTPUT: Duration = Duration::from_secs(10);
+/// … and when it was ended: less than its session waits for it, with the grace.
+const STOPPED_OUTPUT: Duration = Duration::from_secs(1);
 /// How much of the end of standard error is kept.
 const TAIL: usize = 16 * 1024;
 
@@ -61,12 +66,13 @@ pub(super) async fn run(
     limit: Option<Duration>,
     longest_line: usize,
     context: &TaskContext,
+    printed: Option<Destination>,
 ) -> End {
     let runtime = match runtime() {
         Ok(runtime) => runtime,
         Err(reason) => return End::NotStarted(io::Error::other(reason)),
     };
-    let work = drive(command, limit, longest_line, context.clone(), context.hold());
+    let work = drive(command, limit, longest_line, context.clone(), context.hold(), printed);
     let task = runtime.spawn(work);
     context.runs_as(task.abort_handle());
     let mut task = AbortOnDrop(task);
@@ -107,6 +113,7 @@ async fn drive(
     longest_line: usize,
     context: TaskContext,
     hold: Option<Hold>,
+    printed: Option<Destination>,
 ) -> End {
     if !context.is_live() {
         return End::Stopped(context.cancelled().await);
@@ -119,8 +126,9 @@ async fn drive(
     };
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let mut group = Group { leader: child.id().and_then(pid), child: Some(child), hold };
-    let reading = async { tokio::join!(last_line(out, longest_line), tail(err)) };
-    let mut reading = std::pin::pin!(reading);
+    let (log_out, log_err, storing) = printed::begin(printed);
+    let reading = async move { tokio::join!(last_line(out, longest_line, log_out), tail(err, log_err)) };
+    let mut reading = Box::pin(reading);
     let mut read = None;
     let overdue = async {
         match limit {
@@ -140,28 +148,43 @@ async fn drive(
             () = &mut overdue => break Err(End::TimedOut),
         }
     };
+    // From here on it is read as fast as it can be.
+    storing.over();
     match end {
         Ok(status) => {
             // What it left behind in its group goes with it.
             group.over();
             let (last_line, errors) = match read {
                 Some(words) => words,
-                None => tokio::time::timeout(LAST_WORDS, reading).await.unwrap_or_default(),
+                None => tokio::time::timeout(LAST_WORDS, &mut reading).await.unwrap_or_default(),
             };
+            drop(reading);
+            tokio::select! {
+                () = storing.finish(LAST_OUTPUT) => {}
+                () = async { context.cancelled().await; tokio::time::sleep(STOPPED_OUTPUT).await } => {}
+            }
             End::Exited(Exited { status, last_line, errors })
         }
         Err(end) => {
             group.signal(Signal::TERM);
-            let grace = GRACE.min(context.stop_budget());
-            tokio::select! {
-                _ = tokio::time::timeout(grace, group.wait()) => {}
-                // A full pipe must not keep it from ending.
-                () = async { drop((&mut reading).await); std::future::pending().await }, if read.is_none() => {}
+            let mut grace = std::pin::pin!(tokio::time::sleep(GRACE.min(context.stop_budget())));
+            loop {
+                tokio::select! {
+                    _ = group.wait() => break,
+                    () = &mut grace => break,
+                    // A full pipe must not keep it from ending.
+                    words = &mut reading, if read.is_none() => read = Some(words),
+                }
             }
             group.signal(Signal::KILL);
             // Killed, it ends; unless the kernel cannot let it, and then the lease is held, and said to be stuck.
             let _ = group.wait().await;
             group.over();
+            if read.is_none() {
+                let _ = tokio::time::timeout(STOPPED_OUTPUT, &mut reading).await;
+            }
+            drop(reading);
+            storing.finish(STOPPED_OUTPUT.min(context.stop_budget())).await;
             end
         }
     }
@@ -239,7 +262,7 @@ impl LastLine {
     }
 }
 
-async fn last_line(from: Option<impl AsyncRead + Unpin>, longest: usize) -> LastLine {
+async fn last_line(from: Option<impl AsyncRead + Unpin>, longest: usize, mut log: Printed) -> LastLine {
     let Some(mut from) = from else { return LastLine::default() };
     let (mut last, mut line) = (LastLine::default(), LastLine::default());
     let mut chunk = vec![0; 16 * 1024];
@@ -253,11 +276,12 @@ async fn last_line(from: Option<impl AsyncRead + Unpin>, longest: usize) -> Last
             }
             line.push(piece, longest);
         }
+        log.push(&chunk[..n]).await;
     }
     if line.is_blank() { last } else { line }
 }
 
-async fn tail(from: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
+async fn tail(from: Option<impl AsyncRead + Unpin>, mut log: Printed) -> Vec<u8> {
     let Some(mut from) = from else { return Vec::new() };
     let mut kept = Vec::new();
     let mut chunk = vec![0; TAIL];
@@ -265,6 +289,7 @@ async fn tail(from: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
         kept.extend_from_slice(&chunk[..n]);
         let beyond = kept.len().saturating_sub(TAIL);
         kept.drain(..beyond);
+        log.push(&chunk[..n]).await;
     }
     kept
 }
@@ -272,6 +297,10 @@ async fn tail(from: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn nowhere() -> Printed {
+        printed::begin(None).0
+    }
 
     #[tokio::test]
     async fn the_last_line_is_the_last_one_that_is_not_blank() {
@@ -283,12 +312,12 @@ mod tests {
             ("one\n \n", "one"),
             ("\n\n", ""),
         ] {
-            let found = last_line(Some(written.as_bytes()), 100).await;
+            let found = last_line(Some(written.as_bytes()), 100, nowhere()).await;
             assert_eq!(String::from_utf8(found.text).unwrap(), line, "{written:?}");
         }
         let long = format!("short\n{}\n", "x".repeat(50_000));
-        let found = last_line(Some(long.as_bytes()), 10).await;
+        let found = last_line(Some(long.as_bytes()), 10, nowhere()).await;
         assert_eq!((found.text.len(), found.length), (10, 50_000));
-        assert_eq!(tail(Some("y".repeat(50_000).as_bytes())).await.len(), TAIL);
+        assert_eq!(tail(Some("y".repeat(50_000).as_bytes()), nowhere()).await.len(), TAIL);
     }
 }

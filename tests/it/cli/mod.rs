@@ -10,6 +10,7 @@ mod jobs;
 pub mod leasehold;
 mod leases;
 mod passwords;
+mod printed;
 mod recipe_language;
 mod recipes;
 mod settings;
