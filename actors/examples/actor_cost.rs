@@ -142,6 +142,7 @@ fn main() {
             store: Arc::clone(&store) as Arc<dyn LeaseStore>,
             runner: Arc::new(Noop),
             start_node: Box::new(|_| unreachable!("no container")),
+            results: None,
             on_stuck: Box::new(|_, _| {}),
             settings: ActorSettings {
                 claim: ClaimSettings {

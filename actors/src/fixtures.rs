@@ -239,6 +239,7 @@ impl Rig {
             store,
             runner: Arc::new(RecordingRunner { work, runs: Arc::clone(&runs) }),
             start_node: settings.start_node,
+            results: None,
             on_stuck: Box::new(|_, _| {}),
             settings: ActorSettings {
                 claim: ClaimSettings {

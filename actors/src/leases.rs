@@ -17,6 +17,7 @@ use crate::{
     lease_actor::LeaseActor,
     nodes::Nodes,
     ports::{LeaseStore, WorkRunner},
+    runtime_node_actor::TaskResults,
     settings::{LeaseTimings, RecoverySettings},
 };
 
@@ -28,6 +29,8 @@ pub struct LeaseEnv {
     pub runner: Arc<dyn WorkRunner>,
     /// Runs CONTAINER jobs.
     pub nodes: Nodes,
+    /// Records results of recipes' tasks that are found by a recovery; none in a process that runs no recipes.
+    pub results: Option<Arc<dyn TaskResults>>,
     /// Ends every workload in time.
     pub fence: Fence,
     /// The times of a lease.

@@ -4,6 +4,7 @@
 
 mod needs;
 pub mod recipe;
+mod tasks;
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,10 +13,11 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use futures_util::stream::BoxStream;
 
+pub use self::tasks::{NodeNeeds, TaskContainer, TaskOccurrence, TaskPlace, TaskPlaced, TaskUnplaced};
 use crate::{
     domain::{
         CommandId, ContainerId, ContainerSpec, Epoch, Failure, JobId, JobKind, JobState, LeaseToken,
-        Namespace, NodeId, ProcessId, PullPolicy, RetryPolicy, Route, TaskKey, WorkerId, execution::Platform,
+        Namespace, NodeId, ProcessId, PullPolicy, RetryPolicy, Route, TaskKey, WorkerId,
     },
     error::{EngineError, StoreError},
     work::{LeaseContext, WorkOutcome},
@@ -268,73 +270,6 @@ pub enum LogAppend {
     Stored,
     /// The lease is not live; nothing was stored.
     NotLive,
-}
-
-/// What a runtime node must have to be given a container.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct NodeNeeds {
-    /// Thousandths of a core.
-    pub cpu_millis: Option<i64>,
-    /// Bytes.
-    pub memory_bytes: Option<i64>,
-    /// What its engine runs.
-    pub platform: Option<Platform>,
-}
-
-/// A request for a runtime node for one task of a recipe.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TaskPlace {
-    /// The task.
-    pub task: TaskKey,
-    /// Its path, for people.
-    pub path: String,
-    /// What the node must have.
-    pub needs: NodeNeeds,
-}
-
-/// The answer to [`LeaseStore::place_task`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TaskPlaced {
-    /// The task has a slot of this node until it is unplaced, or the lease ends. A repeat answers the same.
-    Placed(Placement),
-    /// No fresh READY node fits, or every one that does is full. That is noted with the job, with no harm to it.
-    NoNode {
-        /// When to look again, by the database's clock: later, the longer it has been like that with nothing recorded
-        /// between.
-        retry_at: DateTime<Utc>,
-        /// How far ahead that is.
-        retry_in: Duration,
-    },
-    /// The task was placed under an older claim, and what it may have left there is not cleaned up.
-    Leftover,
-    /// The lease is not live; nothing was changed.
-    NotLive,
-}
-
-/// The answer to [`LeaseStore::unplace_task`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TaskUnplaced {
-    /// The task has no node (any more).
-    Done,
-    /// The lease is not live; nothing was changed.
-    NotLive,
-}
-
-/// A container of a recipe's task, as whoever takes the job over must know it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TaskContainer {
-    /// The task.
-    pub task: TaskKey,
-    /// Its path.
-    pub path: String,
-    /// The epoch of the claim that it was placed under, which its container carries.
-    pub epoch: Epoch,
-    /// Where it was placed.
-    pub placement: Placement,
-    /// Its container, once there was one.
-    pub container: Option<ContainerId>,
-    /// Whether its engine can be asked.
-    pub runtime: RuntimeStanding,
 }
 
 /// How many bytes of each stream are stored of a job's latest claim: where whoever took the job over goes on.

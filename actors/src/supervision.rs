@@ -35,6 +35,7 @@ use crate::{
     ports::{Authority, LeaseStore, WorkRunner},
     reconcile_actor::ReconcileActor,
     recovery_actor::{RecoveryActor, RecoveryParts, RecoveryStatus, RecoveryView},
+    runtime_node_actor::TaskResults,
     settings::ActorSettings,
     slot::{Slot, SlotState},
 };
@@ -56,6 +57,8 @@ pub struct WorkerParts {
     pub runner: Arc<dyn WorkRunner>,
     /// Starts the actor of a runtime node.
     pub start_node: StartNode,
+    /// Records results of recipes' tasks that are found by a recovery; none in a process that runs no recipes.
+    pub results: Option<Arc<dyn TaskResults>>,
     /// Told, on the fence's thread, of every workload that cannot be ended.
     pub on_stuck: OnStuck,
     /// What to do, and how fast.
@@ -171,6 +174,7 @@ impl Supervision {
             store: parts.store,
             runner: parts.runner,
             nodes: Nodes::new(parts.start_node),
+            results: parts.results,
             fence: Fence::start(parts.on_stuck)?,
             timings: settings.timings,
             retry_defaults: settings.retry_defaults,

@@ -77,6 +77,7 @@ impl SuppliedLease {
             store: parts.store,
             runner: parts.runner,
             nodes: Nodes::new(parts.start_node),
+            results: None,
             fence: Fence::start(parts.on_stuck)?,
             timings: parts.timings,
             retry_defaults: parts.retry_defaults,

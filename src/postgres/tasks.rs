@@ -6,7 +6,10 @@ use async_trait::async_trait;
 use leasehold_actors::{
     domain::{ContainerId, Epoch, NodeId, TaskKey, execution::Requirements},
     error::{Applied, StoreError, StoreErrorKind},
-    ports::{Attach, Placement, RuntimeStanding, TaskContainer, TaskPlace, TaskPlaced, TaskUnplaced},
+    ports::{
+        Attach, Placement, RuntimeStanding, TaskContainer, TaskOccurrence, TaskPlace, TaskPlaced,
+        TaskUnplaced,
+    },
 };
 use serde::Deserialize;
 use tokio_postgres::Row;
@@ -21,8 +24,13 @@ use super::{
     sql_file::{Sql, sql},
 };
 
-static PLACE_TASK: Sql =
-    sql!("place_task", [INT8, UUID, TEXT, TEXT, UUID, TEXT, TEXT, INT8, INT8, TEXT, TEXT_ARRAY, TEXT]);
+static PLACE_TASK: Sql = sql!(
+    "place_task",
+    [
+        INT8, UUID, TEXT, TEXT, UUID, TEXT, TEXT, INT8, INT8, TEXT, TEXT_ARRAY, TEXT, TEXT, TEXT, INT4,
+        TEXT_ARRAY
+    ]
+);
 static ATTACH_TASK: Sql = sql!("attach_task", [INT8, UUID, TEXT, TEXT, UUID, TEXT, TEXT, TEXT]);
 static UNPLACE_TASK: Sql = sql!("unplace_task", [INT8, UUID, TEXT, TEXT, UUID, TEXT]);
 
@@ -68,7 +76,7 @@ impl Verb for PlaceTask {
     async fn put(session: &Session, asks: &[&PlaceAsk]) -> Result<Vec<Row>, tokio_postgres::Error> {
         let [ask] = asks else { return Ok(Vec::new()) };
         let (h, owner) = (&ask.holder, &ask.holder.owner);
-        let needs = &ask.place.needs;
+        let (needs, occurrence) = (&ask.place.needs, &ask.place.occurrence);
         let os = needs.platform.as_ref().map(|platform| platform.os());
         let machines = needs.platform.as_ref().map(|platform| platform.engine_names()).unwrap_or_default();
         let words = format!("task {}{}", ask.place.path, words(&ask.place));
@@ -88,6 +96,10 @@ impl Verb for PlaceTask {
                     &os,
                     &machines,
                     &words,
+                    &occurrence.op,
+                    &occurrence.input_hash,
+                    &occurrence.attempt,
+                    &occurrence.secrets,
                 ],
             )
             .await
@@ -267,13 +279,29 @@ struct Told {
     endpoint: String,
     engine: String,
     container: Option<ContainerId>,
+    op: Option<String>,
+    input_hash: Option<String>,
+    attempt: Option<i32>,
+    secrets: Option<Vec<String>>,
     lost: bool,
+}
+
+impl Told {
+    fn occurrence(&self) -> Option<TaskOccurrence> {
+        Some(TaskOccurrence {
+            op: self.op.clone()?,
+            input_hash: self.input_hash.clone()?,
+            attempt: self.attempt?,
+            secrets: self.secrets.clone()?,
+        })
+    }
 }
 
 /// The tasks of a takeover: JSON, or nothing.
 pub(super) fn read_tasks(json: Option<&str>) -> Result<Vec<TaskContainer>, serde_json::Error> {
     let told: Vec<Told> = json.map(serde_json::from_str).transpose()?.unwrap_or_default();
     let tasks = told.into_iter().map(|told| TaskContainer {
+        occurrence: told.occurrence(),
         task: told.task,
         path: told.path,
         epoch: Epoch(told.epoch),

@@ -49,7 +49,7 @@ use leasehold_actors::{
         execution::{Requirements, overlay},
     },
     fence::Hold,
-    ports::recipe::JsonText,
+    ports::{TaskOccurrence, recipe::JsonText},
     work::{LeaseContext, StopReason},
 };
 use serde::de::DeserializeOwned;
@@ -142,6 +142,7 @@ pub struct TaskContext {
     stop: TaskStopper,
     patch: Arc<Mutex<Option<Requirements>>>,
     later: Arc<Mutex<Option<Later>>>,
+    occurrence: Arc<TaskOccurrence>,
 }
 
 /// A task that could not begin for want of a runtime node, and when it is to be tried again.
@@ -169,14 +170,27 @@ impl TaskContext {
     /// Ties a task to its lease.
     #[must_use]
     pub fn of(lease: LeaseContext, stop: TaskStopper) -> Self {
-        Self { lease: Tie::Lease(lease), stop, patch: Arc::default(), later: Arc::default() }
+        Self::tied(Tie::Lease(lease), stop)
     }
 
     /// A context without a lease, for tests of ops: it has this much time.
     #[must_use]
     pub fn alone(time: Duration, stop: TaskStopper) -> Self {
-        let lease = Tie::Alone(Anchor::now().after(time));
-        Self { lease, stop, patch: Arc::default(), later: Arc::default() }
+        Self::tied(Tie::Alone(Anchor::now().after(time)), stop)
+    }
+
+    fn tied(lease: Tie, stop: TaskStopper) -> Self {
+        Self { lease, stop, patch: Arc::default(), later: Arc::default(), occurrence: Arc::default() }
+    }
+
+    /// Says what the task's result is recorded as.
+    pub(in crate::recipe) fn recorded_as(self, occurrence: TaskOccurrence) -> Self {
+        Self { occurrence: Arc::new(occurrence), ..self }
+    }
+
+    /// What the task's result is recorded as.
+    pub(in crate::recipe) fn occurrence(&self) -> &TaskOccurrence {
+        &self.occurrence
     }
 
     /// Resolves when the task must end, with the reason. Safe to drop and to await again.

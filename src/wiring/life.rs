@@ -5,6 +5,7 @@ use std::{future::pending, sync::Arc, time::Duration};
 use leasehold_actors::{
     domain::{RetryPolicy, Route},
     ports::Claimant,
+    runtime_node_actor::TaskResults,
     settings::{ActorSettings, ClaimSettings, DispatchSettings, LeaseTimings, RecoverySettings},
     supervision::{Supervision, WorkerParts},
 };
@@ -32,10 +33,12 @@ pub(super) fn live(wiring: Wiring, orders: watch::Receiver<Order>) -> Result<Wor
     let exit_on_stuck = settings.exit_on_stuck;
     let for_recipes = (ports.recipes)(Arc::new(store.clone()));
     let engine = recipes.map(|recipes| recipes.engine(for_recipes, &settings.allocation, runtimes.work()));
+    let engine = engine.map(Arc::new);
     let actors = WorkerParts {
         store: (ports.store)(Arc::new(store.clone())),
-        runner: Arc::new(Workloads::new(handlers, heartbeat, runtimes.work()).with_recipes(engine)),
+        runner: Arc::new(Workloads::new(handlers, heartbeat, runtimes.work()).with_recipes(engine.clone())),
         start_node: nodes::starter(fleet, io.clone(), ports.engines),
+        results: engine.map(|engine| engine as Arc<dyn TaskResults>),
         on_stuck: Box::new(move |job, epoch| {
             if exit_on_stuck {
                 stuck_tell.send_replace(Some(RunError::Stuck { job, epoch }));

@@ -32,8 +32,8 @@ impl Workloads {
 
     /// And recipes, by this engine.
     #[must_use]
-    pub fn with_recipes(mut self, engine: Option<RecipeEngine>) -> Self {
-        self.recipes = engine.map(Arc::new);
+    pub fn with_recipes(mut self, engine: Option<Arc<RecipeEngine>>) -> Self {
+        self.recipes = engine;
         self
     }
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | its claim was never renewed | nothing was started: given back, and no counter rises |
 //! | has no container | a loss is reported at once: there is nothing to clean up |
-//! | a RECIPE with containers of tasks | each is cleaned up on its own node; then as one that has none |
+//! | a RECIPE with containers of tasks | each is cleaned up on its own node, and its result recorded if it has one; then as one that has none |
 //! | may have a container | the immediate renewal, then the actor of its stored node: [`RecoverContainer`] |
 //!
 //! Until its container is followed on (adopted), a recovery is not stopped by a cancel: cleaning up is what a
@@ -25,7 +25,7 @@ use crate::{
     leases::LeaseEnv,
     permits::{ActivePermit, Hands},
     ports::{End, Placement, RuntimeStanding, Takeover, TaskContainer},
-    runtime_node_actor::{Adoption, Afterwards, RecoverContainer, Recovered},
+    runtime_node_actor::{Adoption, Afterwards, RecoverContainer, Recovered, TaskRecovery},
     work::{LeaseContext, WorkOutcome},
 };
 
@@ -233,7 +233,7 @@ async fn recover_tasks(
         let message = RecoverContainer {
             lease: lease.clone(),
             takeover: Arc::clone(takeover),
-            task: Some(task.clone()),
+            task: Some(TaskRecovery { container: task.clone(), results: env.results.clone() }),
             last_time,
             // The container of a task is never followed on.
             adopts: oneshot::channel().0,

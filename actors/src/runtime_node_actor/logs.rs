@@ -117,8 +117,10 @@ struct Piece {
 pub(super) struct LogPump<'a> {
     run: &'a Run,
     id: &'a ContainerId,
-    /// Bytes read of each stream, dropped ones included.
+    /// Bytes read of each stream, dropped ones included, and those that an earlier holder has stored.
     taken: [u64; 2],
+    /// How many of each stream an earlier holder has stored: they are read, and not stored again.
+    stored: [u64; 2],
     pieces: Vec<Piece>,
     /// The end of each stream that may be the beginning of something that is not to be shown.
     held_back: [BytesMut; 2],
@@ -170,7 +172,8 @@ impl<'a> LogPump<'a> {
         Self {
             run,
             id,
-            taken: [run.stored.stdout, run.stored.stderr],
+            taken: [0; 2],
+            stored: [run.stored.stdout, run.stored.stderr],
             pieces: Vec::new(),
             held_back: [BytesMut::new(), BytesMut::new()],
             since: None,
@@ -307,6 +310,14 @@ impl<'a> LogPump<'a> {
         self.taken[index] += data.len() as u64;
         if let Some(task) = &self.run.task {
             task.hears(chunk.stream, &data);
+        }
+        let old = self.stored[index].saturating_sub(first_byte);
+        let old = usize::try_from(old).unwrap_or(usize::MAX).min(data.len());
+        if old > 0 {
+            data = data.slice(old..);
+            first_byte += old as u64;
+        }
+        if let Some(task) = &self.run.task {
             let held = &mut self.held_back[index];
             first_byte -= held.len() as u64;
             held.extend_from_slice(&data);

@@ -24,6 +24,7 @@ mod guard;
 pub mod logs;
 pub mod plan;
 pub mod recover;
+pub mod results;
 mod run;
 mod stop;
 pub mod task;
@@ -38,7 +39,8 @@ use actix::{Actor, Context, Handler, Message, ResponseFuture};
 use tokio::{runtime::Handle, task::JoinHandle};
 use uuid::Uuid;
 
-pub use recover::{Adoption, Afterwards, RecoverContainer, Recovered};
+pub use recover::{Adoption, Afterwards, RecoverContainer, Recovered, TaskRecovery};
+pub use results::{NotRecorded, TaskResults};
 
 use crate::{
     domain::{Failure, FailureKind},

@@ -13,10 +13,14 @@
 //! | exited, not by itself | its output is stored, a loss reported, then it is removed |
 //! | dead, being removed | removed by force; a loss |
 //!
+//! The container of a recipe's task is recovered by the same table, and removed whatever is found. If it has ended by
+//! itself, its end is recorded as the task's result under the new lease first ([`TaskResults`]); otherwise the task
+//! runs anew.
+//!
 //! Only the engine that is stored with the job is ever asked. Every step may be repeated, by this process or another
 //! one, and output goes on from what is stored; so a recovery may break off anywhere.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use actix::Message;
 use tokio::{
@@ -30,8 +34,9 @@ use super::{
     guard::KillSwitch,
     logs::{Journal, LogPump},
     plan,
+    results::{NotRecorded, TaskResults},
     run::{FIRST_WAIT, LAST_WAIT, Patience, Run, is_passing},
-    task::OfTask,
+    task::{OfTask, TaskEnded},
     watch::is_over,
 };
 use crate::{
@@ -39,7 +44,7 @@ use crate::{
     error::{EngineError, EngineErrorKind},
     ports::{
         ContainerEngine, ContainerState, ContainerStatus, LogOffsets, RuntimeStanding, StoredLogs, Takeover,
-        TaskContainer,
+        TaskContainer, TaskOccurrence,
     },
     work::{LeaseCallError, LeaseContext, WorkOutcome},
 };
@@ -65,13 +70,44 @@ pub struct RecoverContainer {
     pub lease: LeaseContext,
     /// What was taken over.
     pub takeover: Arc<Takeover>,
-    /// RECIPE: the task whose container this is about. It is stopped, if need be, and removed, whatever is found: the
-    /// answer is [`Recovered::CleanedUp`], and the task runs anew.
-    pub task: Option<TaskContainer>,
+    /// RECIPE: the task whose container this is about. The answer is [`Recovered::CleanedUp`] once nothing is left of it.
+    pub task: Option<TaskRecovery>,
     /// The recovery is put off no more: what the engine does not do now is given up.
     pub last_time: bool,
     /// Asked when the container could be followed on instead of being stopped.
     pub adopts: oneshot::Sender<Adoption>,
+}
+
+/// The task of a recipe whose container is recovered.
+#[derive(Clone)]
+pub struct TaskRecovery {
+    /// What the store tells of it.
+    pub container: TaskContainer,
+    /// Who can record its result; none in a process that runs no recipes.
+    pub results: Option<Arc<dyn TaskResults>>,
+}
+
+impl fmt::Debug for TaskRecovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.container.fmt(f)
+    }
+}
+
+impl TaskRecovery {
+    /// Who can record its result, and as what; or why its output is not to be read here.
+    fn telling(&self) -> Result<(&Arc<dyn TaskResults>, &TaskOccurrence), String> {
+        let occurrence = self.container.occurrence.as_ref().ok_or("an older release has started it")?;
+        let results = self.results.as_ref().ok_or("this process runs no recipes")?;
+        match results.unknown(&occurrence.secrets) {
+            Some(name) => Err(format!("this worker has no secret {name}, which its output may show")),
+            None => Ok((results, occurrence)),
+        }
+    }
+
+    /// Nobody can record its result any more, and it is no use waiting for somebody who can.
+    fn is_untold_for_good(&self) -> bool {
+        self.container.occurrence.is_none()
+    }
 }
 
 /// The container's run could go on under the new lease.
@@ -160,13 +196,15 @@ struct Recovery {
     runtime: RuntimeStanding,
     /// The epoch that it carries.
     claim: Epoch,
+    task: Option<TaskRecovery>,
+    last_time: bool,
 }
 
 /// Recovers a container.
 pub(super) async fn recover(node: Arc<Node>, message: RecoverContainer) -> Recovered {
     let RecoverContainer { lease, takeover, task, last_time, adopts } = message;
     let (fleet, at) = (node.settings.fleet, &node.placement.node);
-    let planned = match &task {
+    let planned = match task.as_ref().map(|task| &task.container) {
         Some(task) => {
             let (named, spec) = ((&task.task, task.path.as_str()), ContainerSpec::default());
             Ok(plan::plan_of_task(fleet, at, &takeover.grant, task.epoch, named, spec, Vec::new()))
@@ -184,22 +222,26 @@ pub(super) async fn recover(node: Arc<Node>, message: RecoverContainer) -> Recov
     };
     let switch = KillSwitch::new(&node, &plan);
     let stored = LogOffsets::default();
-    let key = task.as_ref().map(|task| task.task.clone());
+    let key = task.as_ref().map(|task| task.container.task.clone());
     let journal = Journal::new(lease.clone(), node.settings.limits.store_call, 0, key.clone());
-    let of_task = key.map(OfTask::left_over);
+    let results = task.as_ref().and_then(|task| task.results.as_ref());
+    let of_task = key.map(|key| {
+        let longest_line = results.map_or(0, |results| results.longest_line());
+        OfTask::new(key, longest_line, results.and_then(|results| results.redact()))
+    });
     let run = Run { node, lease: lease.clone(), plan, switch, journal, stored, task: of_task };
-    let (container, runtime, claim) = match &task {
+    let (container, runtime, claim) = match task.as_ref().map(|task| &task.container) {
         Some(task) => (task.container.clone(), task.runtime, task.epoch),
         None => (takeover.container.clone(), takeover.runtime, takeover.claim_epoch),
     };
-    let recovery = Recovery { run: Arc::new(run), takeover, container, runtime, claim };
+    let recovery = Recovery { run: Arc::new(run), takeover, container, runtime, claim, task, last_time };
     let next = tokio::select! {
         biased;
         _ = lease.stopped() => Ok(Next::Done(Recovered::Stopped)),
-        next = recovery.clean_up(last_time) => next,
+        next = recovery.clean_up() => next,
     };
-    let next = match (next, &task) {
-        (Ok(Next::Done(found)), Some(task)) => recovery.without_a_trace(task, found).await,
+    let next = match (next, &recovery.task) {
+        (Ok(Next::Done(found)), Some(task)) => recovery.settle(task, found).await,
         (next, _) => next,
     };
     match next {
@@ -212,27 +254,66 @@ pub(super) async fn recover(node: Arc<Node>, message: RecoverContainer) -> Recov
 }
 
 impl Recovery {
-    /// The container of a task is removed at once: nothing of it is reported, and its task runs anew.
-    async fn without_a_trace(&self, task: &TaskContainer, found: Recovered) -> Result<Next, Trouble> {
+    /// Of a task nothing is left to be reported by its job's end: what is known of it is recorded now, and then its
+    /// container is removed.
+    async fn settle(&self, task: &TaskRecovery, found: Recovered) -> Result<Next, Trouble> {
+        let (job, path) = (self.takeover.grant.authority.job, &task.container.path);
         let left = match found {
-            Recovered::Stopped | Recovered::NotNow { .. } => return Ok(Next::Done(found)),
-            Recovered::Ended { .. } | Recovered::Lost { afterwards: Some(_), .. } => self.container.as_ref(),
-            _ => None,
+            Recovered::Ended { outcome, .. } => {
+                if let Some(reason) = self.record(task, outcome).await? {
+                    return Ok(Next::Done(Recovered::NotNow { reason }));
+                }
+                self.container.as_ref()
+            }
+            Recovered::Lost { ref message, ref afterwards } => {
+                tracing::info!(%job, path, found = message, "a task of a lost lease runs anew");
+                self.container.as_ref().filter(|_| afterwards.is_some())
+            }
+            Recovered::NotStarted => None,
+            found => return Ok(Next::Done(found)),
         };
         if let Some(id) = left {
             self.remove(id).await?;
         }
-        tracing::info!(job = %self.takeover.grant.authority.job, path = task.path, found = ?found,
-            "nothing is left of a task of a lost lease");
         Ok(Next::Done(Recovered::CleanedUp))
     }
 
-    async fn clean_up(&self, last_time: bool) -> Result<Next, Trouble> {
+    /// Records what a task's container came to. Otherwise why this is to be tried later.
+    async fn record(&self, task: &TaskRecovery, outcome: WorkOutcome) -> Result<Option<String>, Trouble> {
+        let (job, path) = (self.takeover.grant.authority.job, &task.container.path);
+        let not_recorded = |reason: String| {
+            if !self.last_time && !task.is_untold_for_good() {
+                return Some(format!("{path}: {reason}"));
+            }
+            tracing::warn!(%job, path, reason, "the result of a task of a lost lease is not recorded: it runs anew");
+            None
+        };
+        let (results, occurrence) = match task.telling() {
+            Ok(telling) => telling,
+            Err(reason) => return Ok(not_recorded(reason)),
+        };
+        let output = self.run.task.as_ref().map(|task| task.take_output()).unwrap_or_default();
+        if !output.complete && !self.last_time {
+            return Ok(not_recorded("its output could not be read to its end".to_owned()));
+        }
+        self.may_act()?;
+        let ended = TaskEnded { outcome, output };
+        match results.record(&self.run.lease, &task.container, occurrence, ended).await {
+            Ok(()) => {
+                tracing::info!(%job, path, "the result of a task of a lost lease is recorded");
+                Ok(None)
+            }
+            Err(NotRecorded::Lost) => Err(Trouble::Stop),
+            Err(NotRecorded::NotNow { reason }) => Ok(not_recorded(reason)),
+        }
+    }
+
+    async fn clean_up(&self) -> Result<Next, Trouble> {
         if self.runtime == RuntimeStanding::Unavailable {
             return self.last_attempt().await;
         }
         match self.clean_up_by_the_table().await {
-            Err(Trouble::Engine(error)) if last_time => {
+            Err(Trouble::Engine(error)) if self.last_time => {
                 tracing::warn!(job = %self.takeover.grant.authority.job, %error, "given up: one last attempt");
                 self.last_attempt().await
             }
@@ -393,6 +474,15 @@ impl Recovery {
             status.name.clone_from(&self.run.plan.name);
         }
         let verdict = verdict(&Exit { status, outage: false });
+        let is_its_own =
+            !matches!(&verdict.outcome, WorkOutcome::Failed(failure) if failure.kind == FailureKind::System);
+        if let Some(task) = self.task.as_ref().filter(|_| is_its_own && !self.last_time)
+            && let Err(reason) = task.telling()
+            && !task.is_untold_for_good()
+        {
+            let reason = format!("{}: {reason}", task.container.path);
+            return Ok(Next::Done(Recovered::NotNow { reason }));
+        }
         self.collect(id, verdict.remark.as_deref()).await?;
         let afterwards = self.removal(id);
         Ok(Next::Done(match verdict.outcome {
@@ -417,10 +507,11 @@ impl Recovery {
     /// Stores what is not stored yet of the output of a container that has ended.
     async fn collect(&self, id: &ContainerId, remark: Option<&str>) -> Result<(), Trouble> {
         let run = self.going_on().await?;
-        if run.task.is_some() {
-            // What must not be shown of it was known to the worker that ran it, and is not known here.
-            let words = "the worker that ran this task was lost; what it printed since then is not stored";
-            run.journal.remark(words).await;
+        if let Some(Err(reason)) = self.task.as_ref().map(TaskRecovery::telling) {
+            let words = format!(
+                "the worker that ran this task was lost; what it printed since then is not stored: {reason}"
+            );
+            run.journal.remark(&words).await;
             return self.may_act();
         }
         let (_over, over) = watch::channel(true);

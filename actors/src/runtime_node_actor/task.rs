@@ -104,6 +104,17 @@ impl Line {
 }
 
 impl TaskOutput {
+    /// What is remembered of an output that is known whole.
+    #[must_use]
+    pub fn of(stdout: &[u8], stderr: &[u8], longest_line: usize) -> Self {
+        let mut output = Self { longest_line, ..Self::default() };
+        output.hears(LogStream::Stdout, stdout);
+        output.hears(LogStream::Stderr, stderr);
+        output.end_line();
+        output.complete = true;
+        output
+    }
+
     fn hears(&mut self, stream: LogStream, data: &[u8]) {
         if stream == LogStream::Stderr {
             self.errors.extend_from_slice(&data[data.len().saturating_sub(TAIL)..]);
@@ -135,14 +146,14 @@ pub(super) struct OfTask {
 }
 
 impl OfTask {
-    fn new(key: TaskKey, longest_line: usize, redact: Option<Redact>) -> Arc<Self> {
+    pub(super) fn new(key: TaskKey, longest_line: usize, redact: Option<Redact>) -> Arc<Self> {
         let output = TaskOutput { longest_line, ..TaskOutput::default() };
         Arc::new(Self { key, redact, output: Mutex::new(output) })
     }
 
-    /// The container was somebody else's, and is cleaned up.
-    pub(super) fn left_over(key: TaskKey) -> Arc<Self> {
-        Self::new(key, 0, None)
+    /// What was heard; nothing of it stays here.
+    pub(super) fn take_output(&self) -> TaskOutput {
+        std::mem::take(&mut *self.output())
     }
 
     fn output(&self) -> MutexGuard<'_, TaskOutput> {
@@ -244,7 +255,7 @@ impl TaskNodes {
             // The runtime is going away; the fence has the container.
             Err(_) => WorkOutcome::Stopped,
         };
-        TaskEnded { outcome, output: std::mem::take(&mut *heard.output()) }
+        TaskEnded { outcome, output: heard.take_output() }
     }
 }
 
@@ -258,7 +269,7 @@ mod tests {
             task.hears(LogStream::Stdout, piece.as_bytes());
         }
         task.output_is_over(true);
-        std::mem::take(&mut *task.output())
+        task.take_output()
     }
 
     #[test]
@@ -281,7 +292,7 @@ mod tests {
         let task = OfTask::new(TaskKey::new("k").expect("a plain key"), 10, None);
         task.hears(LogStream::Stderr, "y".repeat(50_000).as_bytes());
         task.hears(LogStream::Stderr, b"end");
-        let errors = std::mem::take(&mut *task.output()).errors;
+        let errors = task.take_output().errors;
         assert_eq!(errors.len(), TAIL);
         assert!(errors.ends_with(b"yend"));
     }

@@ -82,11 +82,11 @@ pub enum EngineError {
 
 /// Runs recipes. It has no other tasks than guarded ones.
 pub struct RecipeEngine {
-    runtime: Arc<dyn JobRuntime>,
+    pub(super) runtime: Arc<dyn JobRuntime>,
     inner: Arc<Inner>,
     guarded: bool,
     tasks: Arc<BTreeMap<String, GuardedTask>>,
-    secrets: Arc<Secrets>,
+    pub(super) secrets: Arc<Secrets>,
     threads: Handle,
     /// Recipes by their digest.
     compiled: Mutex<BTreeMap<String, Arc<Recipe>>>,
@@ -276,7 +276,11 @@ impl RecipeEngine {
     }
 
     /// Makes the schemas ready that the job was submitted under.
-    async fn schemas(&self, job: &RecipeJob, lease: &LeaseContext) -> Result<JobSchemas, WorkOutcome> {
+    pub(super) async fn schemas(
+        &self,
+        job: &RecipeJob,
+        lease: &LeaseContext,
+    ) -> Result<JobSchemas, WorkOutcome> {
         let unusable = |reason: String| {
             WorkOutcome::Failed(Failure::new(FailureKind::System, "schema_unusable", reason))
         };

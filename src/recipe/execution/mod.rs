@@ -32,6 +32,7 @@ mod guard;
 mod history;
 mod reopen;
 mod replay;
+mod results;
 mod runtime;
 #[cfg(test)]
 mod tests;

@@ -83,7 +83,7 @@ impl Op for ContainerOp {
         let placement = self.place(&task, lease, &key).await?;
         let (why, ended) = self.drive(&task, lease, &key, placement, spec, limit).await;
         give_back(lease, &key).await;
-        self.conclude(why, limit, ended).map_err(|error| masked(error, &self.secrets))
+        conclude(&self.secrets, why, limit, ended)
     }
 }
 
@@ -97,6 +97,7 @@ impl ContainerOp {
                 memory_bytes: task.needs.memory_bytes,
                 platform: task.needs.platform.clone(),
             },
+            occurrence: task.context.occurrence().clone(),
         };
         let stopped = || TaskError::system("stopped", "it had to end before it had a runtime node");
         let mut wait = FIRST_RETRY;
@@ -186,52 +187,57 @@ impl ContainerOp {
             }
         }
     }
+}
 
-    fn conclude(
-        &self,
-        why: Option<Why>,
-        limit: Option<Duration>,
-        ended: TaskEnded,
-    ) -> Result<JsonText, TaskError> {
-        let TaskEnded { outcome, output } = ended;
-        match outcome {
-            WorkOutcome::Completed { .. } => self.result(&output),
-            WorkOutcome::Failed(failure) | WorkOutcome::FailedForGood(failure) => {
-                let mut error = failed(failure);
-                let said = super::last_words(&self.secrets, &output.errors, &output.last_line.text);
-                if error.kind == FailureKind::User && error.exit_code.is_some() && !said.is_empty() {
-                    error.message = format!("{}: {said}", error.message);
-                }
-                Err(error)
+/// What a container came to, as the op's result. With `limit`, the time that it was given.
+fn conclude(
+    secrets: &Secrets,
+    why: Option<Why>,
+    limit: Option<Duration>,
+    ended: TaskEnded,
+) -> Result<JsonText, TaskError> {
+    let TaskEnded { outcome, output } = ended;
+    let result = match outcome {
+        WorkOutcome::Completed { .. } => result(secrets, &output),
+        WorkOutcome::Failed(failure) | WorkOutcome::FailedForGood(failure) => {
+            let mut error = failed(failure);
+            let said = super::last_words(secrets, &output.errors, &output.last_line.text);
+            if error.kind == FailureKind::User && error.exit_code.is_some() && !said.is_empty() {
+                error.message = format!("{}: {said}", error.message);
             }
-            WorkOutcome::Stopped | WorkOutcome::Abandoned | WorkOutcome::GoesOn { .. } => Err(match why {
-                Some(Why::TimedOut) => {
-                    let limit = humantime::format_duration(limit.unwrap_or(Duration::ZERO));
-                    TaskError::timeout(format!("the container did not end within {limit}"))
-                }
-                Some(Why::Told(why)) => {
-                    TaskError::system("stopped", format!("the container was ended: {why:?}"))
-                }
-                None => TaskError::system("stopped", "the container was ended although nobody asked"),
-            }),
+            Err(error)
         }
-    }
+        WorkOutcome::Stopped | WorkOutcome::Abandoned | WorkOutcome::GoesOn { .. } => Err(match why {
+            Some(Why::TimedOut) => {
+                let limit = humantime::format_duration(limit.unwrap_or(Duration::ZERO));
+                TaskError::timeout(format!("the container did not end within {limit}"))
+            }
+            Some(Why::Told(why)) => TaskError::system("stopped", format!("the container was ended: {why:?}")),
+            None => TaskError::system("stopped", "the container was ended although nobody asked"),
+        }),
+    };
+    result.map_err(|error| masked(error, secrets))
+}
 
-    fn result(&self, output: &TaskOutput) -> Result<JsonText, TaskError> {
-        if !output.complete {
-            return Err(TaskError::system(
-                "output_lost",
-                "the container ended with 0, but its output could not be read to its end, so its result is not known",
-            ));
-        }
-        let line = &output.last_line;
-        if line.length > OUTPUT_LIMIT {
-            return Err(super::too_large(line.length));
-        }
-        let line = std::str::from_utf8(&line.text).map(str::trim).unwrap_or_default();
-        let is_json = serde_json::from_str::<&serde_json::value::RawValue>(line).is_ok();
-        bounded(if is_json { line } else { "null" }, &self.secrets)
+/// What a container came to that was found when its job was taken over.
+pub(in crate::recipe) fn conclude_found(secrets: &Secrets, ended: TaskEnded) -> Result<JsonText, TaskError> {
+    conclude(secrets, None, None, ended)
+}
+
+fn result(secrets: &Secrets, output: &TaskOutput) -> Result<JsonText, TaskError> {
+    if !output.complete {
+        return Err(TaskError::system(
+            "output_lost",
+            "the container ended with 0, but its output could not be read to its end, so its result is not known",
+        ));
     }
+    let line = &output.last_line;
+    if line.length > OUTPUT_LIMIT {
+        return Err(super::too_large(line.length));
+    }
+    let line = std::str::from_utf8(&line.text).map(str::trim).unwrap_or_default();
+    let is_json = serde_json::from_str::<&serde_json::value::RawValue>(line).is_ok();
+    bounded(if is_json { line } else { "null" }, secrets)
 }
 
 /// Ends the container when nobody waits for it any more.

@@ -1,7 +1,7 @@
 //! The ops that every worker can have: `command`, `container` and `http`. What they take and give: `docs/recipes.md`.
 
 mod command;
-mod container;
+pub(super) mod container;
 mod http;
 mod printed;
 mod process;
@@ -41,7 +41,7 @@ pub const HTTP: &str = "http";
 /// Of what a failing program said on standard error, the end of at most this many bytes is shown.
 const SHOWN: usize = 2048;
 /// The most bytes of an output.
-const OUTPUT_LIMIT: usize = 1024 * 1024;
+pub(super) const OUTPUT_LIMIT: usize = 1024 * 1024;
 /// The longest that an op itself waits. A node's `timeout` may be longer, and can be in other units.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 

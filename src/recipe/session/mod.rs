@@ -55,6 +55,7 @@ use self::{
 pub(in crate::recipe) use self::{
     live::Hands,
     reopen::{Refused, plan},
+    task::{failed, succeeded},
 };
 use super::{
     compiled::Recipe,

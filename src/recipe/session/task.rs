@@ -7,7 +7,10 @@ use std::{
 
 use leasehold_actors::{
     domain::{Failure, FailureKind, JobId, execution::Requirements, json},
-    ports::recipe::{Event, EventBody, JsonText, NewEvent, TaskOutcome, Wake},
+    ports::{
+        TaskOccurrence,
+        recipe::{Event, EventBody, JsonText, NewEvent, TaskOutcome, Wake},
+    },
     work::StopReason,
 };
 use sha2::{Digest as _, Sha256};
@@ -26,7 +29,8 @@ use crate::recipe::{
     execution::{Admitted, Declined, LeaseEvent, ReplayedTask},
     limits::MAX_RESULT_BYTES,
     op::{Later, Task, TaskContext, TaskError, TaskStop, TaskStopper},
-    schemas::Side,
+    ops::secrets::Secrets,
+    schemas::{JobSchemas, Side},
     template::{Rendered, ValueTemplate},
 };
 
@@ -111,7 +115,13 @@ impl Session {
             if self.hands().lease.stop_reason().is_some() {
                 return never(strand).await;
             }
-            match self.run_task(admitted, &needs, op, input, path, attempt, strand).await {
+            let occurrence = TaskOccurrence {
+                op: op.to_owned(),
+                input_hash: hash.to_owned(),
+                attempt,
+                secrets: input.secret_names(),
+            };
+            match self.run_task(admitted, &needs, occurrence, input, path, strand).await {
                 Ok(ran) => break ran,
                 Err(later) => self.wait_for_a_node(later, needs, path, strand).await,
             }
@@ -190,18 +200,17 @@ impl Session {
     }
 
     /// Runs an admitted task to its end, or stops it. An error: it could not begin, and is to be tried later.
-    #[expect(clippy::too_many_arguments, reason = "they are what a task is made of")]
     async fn run_task(
         &self,
         admitted: Admitted,
         needs: &Requirements,
-        op: &str,
+        occurrence: TaskOccurrence,
         input: &Rendered,
         path: &str,
-        attempt: i32,
         strand: &Strand,
     ) -> Result<Ran, Later> {
         let hands = self.hands();
+        let (op, attempt) = (occurrence.op.as_str(), occurrence.attempt);
         // Held against its schema is what is stored: secrets by their names.
         if let Err(failure) = hands.schemas.check(op, Side::Input, &input.text.as_str().into()).await {
             return Ok(Some((TaskOutcome::Failed(failure), None)));
@@ -214,7 +223,7 @@ impl Session {
             }
         };
         let stopper = TaskStopper::default();
-        let context = TaskContext::of(hands.lease.clone(), stopper.clone());
+        let context = TaskContext::of(hands.lease.clone(), stopper.clone()).recorded_as(occurrence.clone());
         let task = Task {
             namespace: self.job.namespace.clone(),
             job: self.job.job,
@@ -251,27 +260,47 @@ impl Session {
         }
         Ok(match (result, stop) {
             (_, Some(TaskStop::TimedOut)) => None,
-            (Ok(output), _) => match checked(path, &hands.secrets.mask_json(&output)) {
-                Ok(output) => match hands.schemas.check(op, Side::Output, &output).await {
-                    Ok(()) => Some((TaskOutcome::Succeeded { output }, context.asked_for())),
-                    Err(failure) => Some((TaskOutcome::Failed(failure), None)),
-                },
-                Err(failure) => Some((TaskOutcome::Failed(failure), None)),
-            },
+            (Ok(output), _) => {
+                let outcome = succeeded(path, op, &output, &hands.secrets, &hands.schemas).await;
+                Some((outcome, context.asked_for()))
+            }
             (Err(_), Some(TaskStop::SiblingFailed)) => Some((TaskOutcome::Canceled, None)),
             // What goes wrong after the request to stop is a consequence of it.
             (Err(_), _) if hands.lease.stop_reason().is_some() || self.stopping.load(Ordering::Relaxed) => {
                 None
             }
-            (Err(mut error), _) => {
+            (Err(error), _) => {
                 if let Some(later) = context.waits_for_a_node() {
                     return Err(later);
                 }
-                error.message = hands.secrets.mask(&error.message).into_owned();
-                Some((TaskOutcome::Failed(error.into()), None))
+                Some((failed(error, &hands.secrets), None))
             }
         })
     }
+}
+
+/// What the log says of a task that gave this output.
+pub(in crate::recipe) async fn succeeded(
+    path: &str,
+    op: &str,
+    output: &str,
+    secrets: &Secrets,
+    schemas: &JobSchemas,
+) -> TaskOutcome {
+    let output = match checked(path, &secrets.mask_json(output)) {
+        Ok(output) => output,
+        Err(failure) => return TaskOutcome::Failed(failure),
+    };
+    match schemas.check(op, Side::Output, &output).await {
+        Ok(()) => TaskOutcome::Succeeded { output },
+        Err(failure) => TaskOutcome::Failed(failure),
+    }
+}
+
+/// What the log says of a task that failed.
+pub(in crate::recipe) fn failed(mut error: TaskError, secrets: &Secrets) -> TaskOutcome {
+    error.message = secrets.mask(&error.message).into_owned();
+    TaskOutcome::Failed(error.into())
 }
 
 /// An output as it may be stored: what the log would refuse is a failure of the task, and not of this machine.

@@ -1,6 +1,6 @@
 //! What templates come to: JSON text in which secrets are still only names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::TemplateError;
 use crate::{
@@ -54,6 +54,13 @@ impl Rendered {
             }
         }
         text
+    }
+
+    /// The names of its secrets, in order.
+    #[must_use]
+    pub fn secret_names(&self) -> Vec<String> {
+        let names: BTreeSet<&String> = self.secrets.iter().map(|place| &place.name).collect();
+        names.into_iter().cloned().collect()
     }
 
     /// The value with the secrets in it: for the op, on the worker, and for nothing else.

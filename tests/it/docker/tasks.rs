@@ -466,6 +466,59 @@ async fn the_containers_of_a_killed_worker_are_gone_before_their_tasks_run_anew(
     bench.finish().await;
 }
 
+/// E1: both containers end by themselves while nobody holds the lease. What they did is recorded by
+/// whoever takes the job over, as the engine's own record says that neither ran twice; and the recipe goes on from there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_result_of_a_container_that_ended_while_nobody_held_the_lease_is_recorded() {
+    let mut bench = Bench::on(2).await;
+    bench.node(2).await;
+    let first = bench.worker("w1", &[]);
+    let good = format!(
+        "echo \"early $TOKEN\"; {WAIT}; echo \"late $TOKEN\"; echo '{{\"n\": 1.50, \"t\": \"'$TOKEN'\"}}'"
+    );
+    let good =
+        inputs(script("good", &good), &json!({ "env": { "TOKEN": "${{ secrets.SECRET_OF_TASKS }}" } }));
+    let bad = with(
+        script("bad", &format!("{WAIT}; echo \"no such luck\" >&2; exit 3")),
+        &json!({ "catch": script("caught", "echo '${{ error.code }}'") }),
+    );
+    let both = json!({ "id": "both", "parallel": [good, bad] });
+    let last = script("last", "echo '${{ sequence.both.outputs.good.n }}'");
+    let job = bench.submit(&json!({ "id": "found", "sequence": [both, last] }));
+    let running = bench.runs(2).await;
+    eventually(SOON, "the first words are stored", async || {
+        bench.log(job).await.contains("early").then_some(())
+    })
+    .await;
+    bench.kill(first);
+    for container in &running {
+        bench.go(&container.id).await;
+    }
+    bench.worker("w2", &[]);
+    let ended = bench.ended(job).await;
+    assert_eq!(ended["state"], "COMPLETED", "{ended} {:#?}", bench.results(job));
+    let output = json!({ "both": { "good": { "n": 1.5, "t": "***" }, "bad": 3 }, "last": 1.5 });
+    assert_eq!(ended["output"], output);
+    let results = bench.results(job);
+    let at = |path: &str| {
+        results.iter().find(|event| event["path"] == path).unwrap_or_else(|| panic!("{results:#?}"))
+    };
+    assert_eq!((&at("both/good")["worker"], &at("both/bad")["worker"]), (&json!("w2"), &json!("w2")));
+    assert!(at("both/bad").to_string().contains("exit code 3: no such luck"), "{results:#?}");
+    // The engine's own record: both, `caught` and `last`.
+    let events = engine_events(&bench).await;
+    let starts = events.iter().filter(|event| event.action.as_deref() == Some("start")).count();
+    assert_eq!(starts, 4, "{events:#?}");
+    let log = bench.log(job).await;
+    let lines = [
+        "early ****************\n",
+        "late ****************\n",
+        "{\"n\": 1.50, \"t\": \"****************\"}\n",
+    ];
+    assert!(lines.iter().all(|line| log.matches(line).count() == 1) && !log.contains("s3cret"), "{log}");
+    bench.finish().await;
+}
+
 /// L5: a recipe's worker that cannot renew ends all its containers before the lease can be anybody else's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_containers_of_tasks_are_dead_before_their_lease_expires() {

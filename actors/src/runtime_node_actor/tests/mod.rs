@@ -6,4 +6,5 @@ mod beginning;
 mod ending;
 mod output;
 mod recovering;
+mod recovering_tasks;
 mod stopping;

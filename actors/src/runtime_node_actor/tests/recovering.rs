@@ -54,15 +54,15 @@ async fn adoptable(engine: ScriptedEngine) -> Bed {
 }
 
 /// A takeover of the bed's job, and the lease of whoever took it over.
-struct Taken {
-    takeover: Arc<Takeover>,
+pub(super) struct Taken {
+    pub(super) takeover: Arc<Takeover>,
     watch: Arc<Watch>,
     flaky: FlakyStore,
-    lease: LeaseContext,
+    pub(super) lease: LeaseContext,
 }
 
 impl Taken {
-    async fn of(bed: &Bed) -> Self {
+    pub(super) async fn of(bed: &Bed) -> Self {
         Self::with(bed, |_| {}).await
     }
 

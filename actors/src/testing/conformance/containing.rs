@@ -7,7 +7,7 @@ use crate::{
     domain::{CommandId, JobState, NodeId, TaskKey, execution::Platform},
     ports::{
         Attach, Authority, ClaimRejection, Ended, Grant, LogAppend, LogBatch, LogStream, NodeNeeds,
-        Placement, RuntimeStanding, StoredLogs, TaskPlace, TaskPlaced, TaskUnplaced,
+        Placement, RuntimeStanding, StoredLogs, TaskOccurrence, TaskPlace, TaskPlaced, TaskUnplaced,
         recipe::{NewEvent, TaskOutcome},
     },
     testing::harness::{StoreHarness, TestNode},
@@ -17,8 +17,17 @@ fn key(path: &str) -> TaskKey {
     TaskKey::new(path.replace('/', "-")).expect("the test names a valid key")
 }
 
+fn occurrence(path: &str) -> TaskOccurrence {
+    TaskOccurrence {
+        op: format!("op of {path}"),
+        input_hash: "0f".repeat(32),
+        attempt: 3,
+        secrets: vec!["A".to_owned(), path.to_owned()],
+    }
+}
+
 async fn ask(bench: &Bench<'_>, authority: &Authority, path: &str, needs: NodeNeeds) -> TaskPlaced {
-    let place = TaskPlace { task: key(path), path: path.to_owned(), needs };
+    let place = TaskPlace { task: key(path), path: path.to_owned(), needs, occurrence: occurrence(path) };
     bench.store.place_task(authority, &place).await.expect("the store answers")
 }
 
@@ -239,6 +248,7 @@ pub async fn a_takeover_inherits_the_tasks(harness: &dyn StoreHarness) {
     assert_eq!(told, [("a/one", Some(id("c1"))), ("a/two", None), ("b", Some(id("c3")))]);
     for task in &taken.tasks {
         assert_eq!((&task.task, task.epoch), (&key(&task.path), grant.authority.epoch));
+        assert_eq!(task.occurrence, Some(occurrence(&task.path)));
         let unavailable = task.placement.node == gone.node;
         assert_eq!(task.runtime == RuntimeStanding::Unavailable, unavailable, "{task:?}");
     }

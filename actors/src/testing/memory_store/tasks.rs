@@ -50,6 +50,7 @@ impl World {
             epoch: claim,
             placement: placement.clone(),
             container: None,
+            occurrence: place.occurrence.clone(),
         };
         self.task_containers.insert((job, place.task.clone()), placed);
         TaskPlaced::Placed(placement)
@@ -106,6 +107,7 @@ impl World {
                 runtime: self
                     .standing(namespace, Some(&placed.placement))
                     .unwrap_or(RuntimeStanding::Available),
+                occurrence: Some(placed.occurrence.clone()),
             })
             .collect()
     }

@@ -15,7 +15,7 @@ use crate::{
         CommandId, ContainerId, Epoch, Failure, JobId, JobKind, JobState, LeaseToken, Namespace, NodeId,
         RetryPolicy, Route, TaskKey,
     },
-    ports::{Authority, Claimant, LogStream, Placement, recipe::SchemaDigests},
+    ports::{Authority, Claimant, LogStream, Placement, TaskOccurrence, recipe::SchemaDigests},
     testing::harness::{HistoryView, WorkflowState},
 };
 
@@ -93,6 +93,7 @@ pub(super) struct PlacedTask {
     pub(super) epoch: i64,
     pub(super) placement: Placement,
     pub(super) container: Option<ContainerId>,
+    pub(super) occurrence: TaskOccurrence,
 }
 
 /// A piece of output (table `job_logs`).

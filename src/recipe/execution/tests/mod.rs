@@ -6,6 +6,7 @@ mod handing_off;
 mod random;
 mod reopening;
 mod replaying;
+mod results;
 mod schemas;
 mod walking;
 

@@ -6,7 +6,7 @@ use super::*;
 use crate::recipe::schemas::route_schemas;
 
 impl Bed {
-    async fn asks(&self, op: &str, input: Option<&str>, output: Option<&str>) {
+    pub(super) async fn asks(&self, op: &str, input: Option<&str>, output: Option<&str>) {
         let schemas = route_schemas(input, output).expect("good schemas");
         let route = Route::recipe("recipe", op);
         let runtime = StoreRuntime::new(Arc::new(self.store.clone()));
