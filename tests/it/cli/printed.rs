@@ -16,7 +16,12 @@ use leasehold::{
 use serde_json::{Value, json};
 
 use super::leasehold::Leasehold;
-use crate::support::{database::TestDatabase, eventually::eventually};
+use crate::support::{
+    database::{TestDatabase, with_database},
+    eventually::{eventually, pass},
+    proxy::Proxy,
+    services,
+};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -197,5 +202,46 @@ async fn what_a_program_printed_before_it_was_stopped_is_kept() {
     bed.leasehold.run(&["job", "cancel", &job.to_string()]);
     assert_eq!(bed.ended(job).await["state"], "CANCELED");
     assert_eq!(bed.log(job, LogStreamName::Stdout).await, "on\n");
+    bed.finish().await;
+}
+
+/// A database that hangs holds the program up, not the worker's memory; what was sent twice then is stored once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_prints_more_than_the_database_takes_is_held_up_and_loses_nothing() {
+    const LINES: usize = 3000;
+    let mut bed = Bed::new().await;
+    let proxy = Proxy::before(&services::database_url()).await;
+    let url = with_database(&proxy.url(&services::database_url()), bed.database.name());
+    let worker = Leasehold::on(&url).with("EXECUTION_WORKER_LEASE_DURATION", "120s");
+    let mut command =
+        worker.command(&["worker", "--no-containers", "--allow-commands", "--poll-interval", "100ms"]);
+    bed.workers.push(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    let file = |name: &str| std::env::temp_dir().join(format!("lh-printed-{name}-{}", uuid::Uuid::new_v4()));
+    let (start, count) = (file("start"), file("count"));
+    bed.files.extend([start.clone(), count.clone()]);
+    // Lines of 1 KiB, and a note of each that is out.
+    let script = format!(
+        "echo ready; until [ -e {} ]; do sleep 0.05; done; i=0; while [ $i -lt {LINES} ]; do printf '%01023d\\n' $i; i=$((i+1)); echo $i > {}; done",
+        start.display(),
+        count.display()
+    );
+    let job = bed.submit(&json!({ "id": "flood", "sequence": [shell("x", &script)] }));
+    eventually(PATIENCE, "the program is ready", async || {
+        (bed.log(job, LogStreamName::Stdout).await == "ready\n").then_some(())
+    })
+    .await;
+    proxy.stall(true);
+    std::fs::write(&start, "").unwrap();
+    let printed = || std::fs::read_to_string(&count).ok()?.trim().parse::<usize>().ok();
+    eventually(PATIENCE, "more than a pipe holds is out", async || printed().filter(|n| *n > 100)).await;
+    pass(Duration::from_secs(3)).await;
+    let held = eventually(PATIENCE, "the note is whole", async || printed()).await;
+    assert!(held < 1000, "{held} KiB are out and not stored");
+    proxy.stall(false);
+    let ended = bed.ended(job).await;
+    assert_eq!((&ended["state"], &ended["attempt"]), (&json!("COMPLETED"), &json!(1)), "{ended}");
+    let expected: String = (0..LINES).map(|n| format!("{n:01023}\n")).collect();
+    let log = bed.log(job, LogStreamName::Stdout).await;
+    assert!(log.strip_prefix("ready\n") == Some(&expected), "{} bytes of {}", log.len(), expected.len() + 6);
     bed.finish().await;
 }
