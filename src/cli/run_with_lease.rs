@@ -39,7 +39,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "PATH")]
     lease_file: PathBuf,
     /// Stop the work after this time and give the job back
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = super::job_args::duration, allow_hyphen_values = true)]
     deadline: Option<Duration>,
     /// Without the op `container`
     #[arg(long)]

@@ -58,7 +58,8 @@ pub enum ExecutionView {
         /// What is known: these were given at submission, and hold for every task.
         overrides: Requirements,
     },
-    /// What stands in the client payload under `execution` cannot be read: no worker admits the job.
+    /// What stands in the client payload under `execution` cannot be read: no worker admits the job. Or what was said at
+    /// submission of all tasks cannot: the job fails when it runs.
     Malformed {
         /// What is wrong with it.
         reason: String,
@@ -277,6 +278,11 @@ fn view(needs: &RecipeNeeds, declares: Option<bool>) -> ExecutionView {
             return ExecutionView::Unsupported { version };
         }
     };
+    // Submitted by SQL, which does not look into it: the job fails when it runs.
+    let overrides: Requirements = match needs.require.as_deref().map(serde_json::from_str).transpose() {
+        Ok(overrides) => overrides.unwrap_or_default(),
+        Err(error) => return ExecutionView::Malformed { reason: format!("require: {error}") },
+    };
     if let Some(published) = &needs.published {
         // The payload has the same in words, unless a client has written over it; with a digest, also the name.
         let words = written.filter(|written| Hint::from(written) == published.hint);
@@ -286,8 +292,6 @@ fn view(needs: &RecipeNeeds, declares: Option<bool>) -> ExecutionView {
             requirements: words.unwrap_or_else(|| requirements(&published.hint)),
         };
     }
-    let overrides: Requirements =
-        needs.require.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let said =
         |requirements, hint| ExecutionView::Specified { source: NeedsSource::Submission, hint, requirements };
     match written {
@@ -372,6 +376,7 @@ mod tests {
         assert_eq!(words(&begun, Some(false)), "cpu=2 (submission, stale)");
     }
 
+    /// RQ-01
     #[test]
     fn what_a_payload_says_is_read_as_a_worker_reads_it() {
         let written = |text: &str| RecipeNeeds {
@@ -394,6 +399,14 @@ mod tests {
                 }
                 other => panic!("{bad}: {other:?}"),
             }
+        }
+        // Submitted by SQL: an amount that nobody can read is never "no requirements".
+        let given = RecipeNeeds { require: Some(r#"{"resources":{"memory":"500K"}}"#.into()), ..needs() };
+        match view(&given, Some(false)) {
+            ExecutionView::Malformed { reason } => {
+                assert!(reason.starts_with("require: memory: \"500K\""), "{reason}");
+            }
+            other => panic!("{other:?}"),
         }
         let list = RecipeNeeds { payload_is: "array".to_owned(), ..needs() };
         assert!(matches!(view(&list, Some(false)), ExecutionView::Malformed { .. }));

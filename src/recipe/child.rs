@@ -14,9 +14,11 @@ pub(super) struct Child {
 
 /// Reads `{handler | workflow | container | heartbeat, payload, priority, on_parent_end}`.
 pub(super) fn child_of(namespace: &Namespace, input: &str) -> Result<Child, String> {
-    let Ok(Json::Object(members)) = Json::parse(input) else {
+    let Ok(Json::Object(mut members)) = Json::parse(input) else {
         return Err("its input is no object".to_owned());
     };
+    // What is nothing was left out, as the grammar has it.
+    members.retain(|_, value| *value != Json::Null);
     let name = |key: &str| match members.get(key) {
         Some(Json::String(name)) => Ok(name.clone()),
         _ => Err(format!("`{key}` must be a name")),
@@ -62,6 +64,10 @@ mod tests {
         let child = child_of(&Namespace::default(), input).expect("a child");
         assert_eq!(child.job.payload, r#"{"n": 1.50}"#);
         assert!(!child.cancel_with_parent);
+        let input = r#"{"handler":"resize","payload":null,"priority":null,"on_parent_end":null}"#;
+        let child = child_of(&Namespace::default(), input).expect("what is nothing was left out");
+        assert_eq!((child.job.payload.as_str(), child.job.priority), ("null", 0));
+        assert!(child.cancel_with_parent);
         for bad in [
             "[]",
             "{}",

@@ -3,6 +3,7 @@
 
 mod check;
 pub(super) mod ops;
+mod rules;
 
 pub(super) use self::check::{check, distance, duration};
 use super::{

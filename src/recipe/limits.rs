@@ -2,7 +2,7 @@
 
 /// The version of the recipe language that this binary writes and reads.
 pub const LANGUAGE_VERSION: u32 = 1;
-/// The most bytes of a recipe after `include`: all files of its bundle together (256 KiB).
+/// The most bytes of a recipe after `include`: all files of its bundle together, as the JSON text that is pinned (256 KiB).
 pub const MAX_RECIPE_BYTES: usize = 256 << 10;
 /// The most files of a bundle.
 pub const MAX_FILES: usize = 256;

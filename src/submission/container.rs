@@ -77,7 +77,8 @@ fn arguments(field: &str, arguments: &[String]) -> Result<(), InvalidDefinition>
     Ok(())
 }
 
-fn environment(name: &str, value: &str) -> Result<(), InvalidDefinition> {
+/// Checks a variable of a program.
+pub(crate) fn environment(name: &str, value: &str) -> Result<(), InvalidDefinition> {
     let field = format!("env.{}", name.replace('\0', "\\0"));
     if name.is_empty() || name.contains('=') {
         return Err(InvalidDefinition::new(field, "a name must not be empty or contain `=`"));

@@ -1,7 +1,7 @@
 //! The shape of a RECIPE definition. The bundle itself is checked where it is made: what the server takes is the
 //! client's compiled bundle, of which it knows the digest and the size.
 
-use leasehold_actors::domain::{InvalidDefinition, RecipeSpec};
+use leasehold_actors::domain::{InvalidDefinition, RecipeSpec, execution::Requirements};
 
 use super::{json, text_name};
 
@@ -29,6 +29,9 @@ pub fn check(spec: &RecipeSpec) -> Result<(), InvalidDefinition> {
         if !value.is_object() {
             return Err(InvalidDefinition::new(field, "must be a JSON object"));
         }
+    }
+    if let Err(error) = serde_json::from_str::<Requirements>(spec.require.get()) {
+        return Err(InvalidDefinition::new("require", error.to_string()));
     }
     if spec.bundle.get().len() > MAX_BUNDLE_BYTES {
         return Err(InvalidDefinition::new(

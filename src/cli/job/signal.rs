@@ -1,14 +1,14 @@
 //! `leasehold job signal`.
 
 use leasehold_actors::{
-    domain::JobId,
+    domain::{InvalidDefinition, JobId},
     ports::recipe::{
         MAX_PENDING_SIGNAL_BYTES, MAX_PENDING_SIGNALS, NewSignal, RecipeStore as _, SignalAnswer,
     },
 };
 
 use super::super::{CliError, Exit, output, store};
-use crate::config::Effective;
+use crate::{config::Effective, submission};
 
 /// Send a signal to a recipe: stored until a `wait_for_signal` takes it, also before anybody waits
 #[derive(Debug, clap::Args)]
@@ -35,11 +35,13 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
     let (id, name) = (args.id, &args.name);
     let data = super::super::job_args::json_argument("--data", &args.data)?;
-    let bad = |text: &str| text.is_empty() || text.len() > 200 || text.chars().any(char::is_control);
-    if bad(name) || args.key.as_deref().is_some_and(bad) {
-        return Err(CliError::usage("a signal's name and key have 1 to 200 bytes and no control characters"));
-    }
-    crate::submission::json::check("--data", &data).map_err(|broken| CliError::usage(broken.to_string()))?;
+    let usage = |broken: InvalidDefinition| CliError::usage(broken.to_string());
+    submission::text_name("a signal's name", name).map_err(usage)?;
+    args.key
+        .as_deref()
+        .map_or(Ok(()), submission::idempotency_key)
+        .map_err(|broken| CliError::usage(format!("--key {}", broken.reason)))?;
+    submission::json::check("--data", &data).map_err(usage)?;
     let signal = NewSignal { name: name.clone(), data, key: args.key.clone() };
     store::with_store(settings, async |store| {
         let refused = |why: String| Err(CliError::new(Exit::Refused, why));

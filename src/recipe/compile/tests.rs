@@ -349,6 +349,13 @@ fn cycles_of_include_and_recipes_over_the_limits_are_refused() {
     let half = format!("id: a\nop: b\ndescription: {}\n", "x".repeat(MAX_RECIPE_BYTES / 2));
     let main = format!("{half}include: b.yaml\n").replace("op: b\n", "");
     assert!(mistakes(&[("main.yaml", &main), ("b.yaml", &half)]).contains("in all"));
+    // AP-17: what is pinned is JSON text, in which quotes take twice the room; what is checked can be submitted.
+    let quotes = |n: usize| format!("id: a\nop: b\ndescription: '{}'\n", "\"".repeat(n));
+    let found = mistakes(&[("main.yaml", &quotes(MAX_RECIPE_BYTES / 2))]);
+    assert!(found.contains("as JSON text"), "{found}");
+    let most = bundle(&[("main.yaml", &quotes(MAX_RECIPE_BYTES / 2 - 100))]);
+    assert!(most.to_json().len() <= crate::submission::recipe::MAX_BUNDLE_BYTES);
+    compile(&most).unwrap_or_else(|mistakes| panic!("{mistakes}"));
     let unused = mistakes(&[("main.yaml", "id: a\nop: b\n"), ("b.yaml", "id: b\nop: c\n")]);
     assert!(unused.contains("b.yaml: is in the bundle, but nothing includes it"), "{unused}");
 }

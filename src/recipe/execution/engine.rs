@@ -288,11 +288,18 @@ impl RecipeEngine {
         if kept().len() >= KEPT_SCHEMAS {
             kept().clear();
         }
-        let digests = job.schemas.values().flat_map(|digests| [&digests.input, &digests.output]);
-        let mut missing: Vec<String> =
-            digests.flatten().filter(|digest| !kept().contains_key(*digest)).cloned().collect();
-        missing.sort();
-        missing.dedup();
+        let digests = job.schemas.values().flat_map(|digests| [&digests.input, &digests.output]).flatten();
+        // Held here: what is kept for later jobs may be cleared for another one while texts are read.
+        let known = |digest: &String| (digest.clone(), kept().get(digest).cloned());
+        let known: BTreeMap<String, Option<Arc<Schema>>> = digests.map(known).collect();
+        let mut missing: Vec<String> = Vec::new();
+        let mut ready: BTreeMap<String, Arc<Schema>> = BTreeMap::new();
+        for (digest, schema) in known {
+            match schema {
+                Some(schema) => drop(ready.insert(digest, schema)),
+                None => missing.push(digest),
+            }
+        }
         if !missing.is_empty() {
             let namespace = &lease.authority().owner.namespace;
             let texts = repeat(lease, || self.runtime.schema_texts(namespace, &missing)).await;
@@ -304,10 +311,12 @@ impl RecipeEngine {
                 let made = tokio::task::spawn_blocking(move || Schema::new(&text)).await;
                 let schema = made.map_err(|error| unusable(format!("schema {digest}: {error}")))?;
                 let schema = schema.map_err(|error| unusable(format!("schema {digest}: {error}")))?;
-                kept().insert(digest, Arc::new(schema));
+                let schema = Arc::new(schema);
+                kept().insert(digest.clone(), Arc::clone(&schema));
+                ready.insert(digest, schema);
             }
         }
-        JobSchemas::of(&job.schemas, |digest| kept().get(digest).cloned())
+        JobSchemas::of(&job.schemas, |digest| ready.get(digest).cloned())
             .map_err(|digest| unusable(format!("schema {digest} is not kept any more")))
     }
 

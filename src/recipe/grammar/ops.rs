@@ -4,7 +4,7 @@
 use super::{
     Kind, Shape,
     check::{Unknown, kind, missing},
-    field, required,
+    field, required, rules,
 };
 use crate::recipe::{
     exact::Json,
@@ -118,7 +118,15 @@ pub(in crate::recipe) fn check_written(
 ) {
     let Some(shape) = inputs_of(op) else { return };
     let none = Yaml { place, value: Value::Map(Vec::new()) };
-    check(inputs.unwrap_or(&none), shape, true, report);
+    let inputs = inputs.unwrap_or(&none);
+    let mut fits = true;
+    check(inputs, shape, true, &mut |place, message| {
+        fits = false;
+        report(place, message);
+    });
+    if fits && let Err((place, reason)) = rules::check(op, inputs) {
+        report(place, reason);
+    }
 }
 
 /// Checks the inputs of an op as they are when it runs.
@@ -128,10 +136,14 @@ pub(in crate::recipe) fn check_written(
 pub(in crate::recipe) fn check_given(op: &str, inputs: &Json) -> Result<(), String> {
     let Some(shape) = inputs_of(op) else { return Ok(()) };
     let mut first = None;
-    check(&Yaml::of_json(inputs), shape, false, &mut |_, message| {
+    let inputs = Yaml::of_json(inputs);
+    check(&inputs, shape, false, &mut |_, message| {
         first.get_or_insert(message);
     });
-    first.map_or(Ok(()), Err)
+    match first {
+        Some(message) => Err(message),
+        None => rules::check_given(op, &inputs),
+    }
 }
 
 fn check(yaml: &Yaml, shape: &'static Shape, templates: bool, report: &mut dyn FnMut(Place, String)) {
@@ -182,6 +194,18 @@ mod tests {
             ("sleep", "{for: 0s}"),
             ("child_job", "{workflow: '${{ inputs.w }}', priority: -5, on_parent_end: leave}"),
             ("mine", "{anything: [goes]}"),
+            ("command", "{argv: ['${{ inputs.program }}'], env: {A: '${{ secrets.B }}'}, workdir: }"),
+            (
+                "container",
+                "{image: '${{ inputs.image }}', command: [a, '${{ inputs.b }}'], env: , workdir: '${{ inputs.w }}', timeout: 1h}",
+            ),
+            ("container", "{image: 'localhost:5000/a/b:1', pull: never, network: none, user: '1:1'}"),
+            (
+                "http",
+                "{url: '${{ inputs.u }}', method: post, headers: {A: '${{ secrets.B }}'}, body: {a: b}}",
+            ),
+            ("wait_for_signal", "{name: '${{ inputs.name }}'}"),
+            ("child_job", "{container: {image: 'a:${{ inputs.tag }}', memory_bytes: 1}}"),
         ] {
             assert_eq!(told(op, inputs), Vec::<String>::new(), "{op} {inputs}");
         }
@@ -219,7 +243,65 @@ mod tests {
             let reason = check_given(op, &json).expect_err(inputs);
             assert!(found[0].ends_with(&reason), "{reason}");
         }
+        let nobody = Json::parse(r#"{"name": "a\u001bb"}"#).unwrap();
+        check_given("wait_for_signal", &nobody).expect_err("no signal has such a name");
         let text = Json::parse(r#"{"for": "${{ is data }}"}"#).unwrap();
         check_given("sleep", &text).expect_err("what was put in is data");
+    }
+
+    /// RQ-09, RQ-11, RQ-13, DK-33, HB-01: what the op would refuse whenever it ran, and a signal that nobody can send.
+    #[test]
+    fn what_an_op_could_never_do_is_told_with_its_place() {
+        let long = format!("{{image: a, env: {{B: '{}'}}}}", "x".repeat(140_000));
+        for (op, inputs, says) in [
+            (
+                "container",
+                "{image: 'host/a:'}",
+                "1:9 `image` \"host/a:\" is not an image reference: a tag is",
+            ),
+            ("container", "{image: UPPER/x}", "1:9 `image` \"UPPER/x\" is not an image reference"),
+            ("container", "{image: a, command: [b, \"c\\0\"]}", "1:25 `command[1]` must not contain NUL"),
+            ("container", "{image: '${{ inputs.i }}', env: {'a=b': c}}", "1:41 `env.a=b` a name must not"),
+            ("container", "{image: a, env: {a.b: \"\\0\"}}", "1:23 `env.a.b` must not contain NUL"),
+            ("container", &long, "1:21 `env.B` NAME=value is 140002 bytes long"),
+            ("container", "{image: a, workdir: here}", "1:21 `workdir` must be an absolute path"),
+            ("container", "{image: a, network: '-x'}", "1:21 `network` must be the name"),
+            ("container", "{image: a, pids_limit: 99999999}", "1:24 `pids_limit` must be between 1 and"),
+            ("command", "{argv: []}", "1:8 `argv` must name a program"),
+            ("command", "{argv: ['', a]}", "1:8 `argv` must name a program"),
+            ("command", "{argv: [a, \"b\\0\"]}", "1:12 `argv[1]` must not contain NUL"),
+            ("command", "{argv: [a], env: {'': b}}", "1:18 `env.` a name must not be empty"),
+            (
+                "command",
+                "{argv: [a], log_quota_bytes: 99999999999999}",
+                "1:30 `log_quota_bytes` must be between 0",
+            ),
+            ("http", "{url: 'ftp://example.org/'}", "1:7 `url` must begin with http"),
+            ("http", "{url: 'http://user@example.org/'}", "1:7 `url` must not carry a user name"),
+            ("http", "{url: 'http://a/', method: BREW}", "1:28 `method` must be one of"),
+            ("http", "{url: 'http://a/', headers: {'a b': c}}", "1:37 `headers.a b` is not the name"),
+            (
+                "http",
+                "{url: 'http://a/', headers: {idempotency-key: c}}",
+                "1:47 `headers.idempotency-key` is set",
+            ),
+            ("http", "{url: 'http://a/', timeout: 1h}", "1:29 `timeout` must be from 1ms to 15m"),
+            ("wait_for_signal", "{name: ''}", "1:8 `name` "),
+            ("wait_for_signal", "{name: \"a\\eb\"}", "1:8 `name` "),
+            ("wait_for_signal", "{name: ' a'}", "1:8 `name` "),
+            ("child_job", "{handler: ''}", "1:11 `handler` "),
+            ("child_job", "{container: {image: 'a:b:c'}}", "1:21 `container.image` \"a:b:c\" is not"),
+            ("child_job", "{container: {imag: a}}", "1:13 `container` unknown field `imag`"),
+            (
+                "child_job",
+                "{container: {image: a, memory_bytes: 1024}}",
+                "1:38 `container.memory_bytes` must be",
+            ),
+            ("child_job", "{heartbeat: {url: 'file:///etc/passwd'}}", "1:19 `heartbeat.url` must begin"),
+        ] {
+            let found = told(op, inputs);
+            assert_eq!(found.len(), 1, "{op} {inputs}: {found:?}");
+            assert!(found[0].starts_with(says), "{op} {inputs}: {found:?}");
+        }
     }
 }

@@ -33,7 +33,7 @@ pub(super) struct CommandOp {
 #[serde(deny_unknown_fields)]
 struct Input {
     argv: Vec<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::or_default")]
     env: BTreeMap<String, String>,
     workdir: Option<String>,
     timeout: Option<String>,

@@ -47,17 +47,17 @@ impl fmt::Debug for ContainerOp {
 #[serde(deny_unknown_fields)]
 struct Input {
     image: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::or_default")]
     command: Vec<String>,
     entrypoint: Option<Vec<String>>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::or_default")]
     env: BTreeMap<String, String>,
     workdir: Option<String>,
     user: Option<String>,
     pids_limit: Option<i64>,
     network: Option<String>,
     stop_grace_ms: Option<i64>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::or_default")]
     pull: PullPolicy,
     log_quota_bytes: Option<i64>,
     timeout: Option<String>,

@@ -43,14 +43,14 @@ pub(super) struct HttpOp {
 struct Input<'a> {
     url: String,
     method: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::or_default")]
     headers: BTreeMap<String, String>,
     /// Text goes out as it is, anything else as JSON.
     #[serde(borrow)]
     body: Option<&'a RawValue>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::or_default")]
     expected_status: Vec<u16>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "super::or_default")]
     max_redirects: u8,
     timeout: Option<String>,
 }

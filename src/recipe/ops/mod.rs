@@ -16,7 +16,7 @@ use leasehold_actors::{
     ports::recipe::JsonText,
     runtime_node_actor::task::TaskNodes,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use sha2::{Digest as _, Sha256};
 
 use self::{command::CommandOp, container::ContainerOp, http::HttpOp, secrets::Secrets};
@@ -75,6 +75,11 @@ fn decode<'t, T: Deserialize<'t>>(task: &'t Task, secrets: &Secrets) -> Result<T
     serde_json::from_str(&task.inputs).map_err(|error| {
         masked(TaskError::user("bad_input", format!("{}: the input does not fit: {error}", task.op)), secrets)
     })
+}
+
+/// An input that is nothing was left out, as the grammar has it.
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(given: D) -> Result<T, D::Error> {
+    Option::deserialize(given).map(Option::unwrap_or_default)
 }
 
 fn duration(text: &str) -> Result<Duration, TaskError> {

@@ -298,3 +298,46 @@ async fn a_request_ends_in_typed_failures() {
         assert_eq!((kind, code.as_str()), (FailureKind::User, "bad_input"), "{bad}");
     }
 }
+
+/// HB-01, HB-07: the op's own redirects are checked before the next hop is contacted, and are not followed by default.
+#[tokio::test]
+async fn a_redirect_of_a_request_goes_nowhere_that_is_forbidden() {
+    let forbidden = TcpListener::bind("127.0.0.1:0").unwrap();
+    forbidden.set_nonblocking(true).unwrap();
+    let to = forbidden.local_addr().unwrap();
+    for (redirects, says) in [(3, "was not contacted"), (0, "max_redirects")] {
+        let answer =
+            format!("HTTP/1.1 302 Found\r\nlocation: http://{to}/inside\r\ncontent-length: 0\r\n\r\n");
+        let (address, served) = server(String::leak(answer));
+        let ops = built_in(&settings(false, std::slice::from_ref(&address)), &secrets()).unwrap();
+        let inputs = json!({
+            "url": format!("http://{address}/"), "max_redirects": redirects,
+            "headers": { "Authorization": "tok-\"s3cret\"" },
+        });
+        let refused = run_with(&ops, HTTP, inputs, TaskStopper::default()).await.unwrap_err();
+        assert_eq!(
+            (refused.kind, refused.code.as_str()),
+            (FailureKind::User, "redirect_refused"),
+            "{refused:?}"
+        );
+        assert!(refused.message.contains(says), "{refused:?}");
+        assert!(served.join().unwrap().contains("authorization: "));
+        assert!(forbidden.accept().is_err(), "nothing has come there");
+    }
+}
+
+/// What is nothing was left out: `env:` with nothing behind it, or a template that gives null.
+#[tokio::test]
+async fn an_input_that_is_nothing_was_left_out() {
+    let inputs = json!({ "argv": ["echo", "1"], "env": null, "workdir": null, "timeout": null });
+    assert_eq!(command(inputs).await.unwrap(), "1");
+    let (address, served) = server("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+    let ops = built_in(&settings(false, std::slice::from_ref(&address)), &secrets()).unwrap();
+    let inputs = json!({
+        "url": format!("http://{address}/"), "method": null, "headers": null, "body": null, "expected_status": null,
+        "max_redirects": null, "timeout": null,
+    });
+    let output = run_with(&ops, HTTP, inputs, TaskStopper::default()).await.unwrap();
+    assert!(output.starts_with(r#"{"status":200,"#), "{output}");
+    assert!(served.join().unwrap().starts_with("GET / "));
+}

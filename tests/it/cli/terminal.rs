@@ -1,5 +1,7 @@
 //! AP-09: what a job says or is called does not steer the terminal of whoever looks at it.
 
+use serde_json::json;
+
 use super::leasehold::Leasehold;
 use crate::support::database::TestDatabase;
 
@@ -78,4 +80,61 @@ async fn output_goes_byte_for_byte_into_a_pipe_and_each_stream_to_its_own() {
     expected.push(0xff);
     assert_eq!(output.stdout, expected);
     assert_harmless(&leasehold.run(&["jobs"]).out);
+}
+
+/// AP-09: nor does what the steps of a recipe give back, or say when they fail.
+#[tokio::test]
+async fn hostile_steps_of_a_recipe_are_neutralized_on_a_terminal() {
+    let database = TestDatabase::create().await;
+    let leasehold = Leasehold::on(database.url());
+    let folder = std::env::temp_dir().join(format!("lh-terminal-{}", uuid::Uuid::new_v4().simple()));
+    std::fs::create_dir(&folder).unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.join(name);
+        // A C1 character is none that YAML takes as it is.
+        std::fs::write(&path, text.replace('\u{9b}', "\\u009b")).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    // JSON may have a C1 character as it is, and the others escaped.
+    let output = "{\"k\\u001b[2J\u{9b}2J\":\"\\u001b]0;owned\\u0007\u{9b}31m\"}";
+    let failing = "printf '\\033]0;owned\\007\\033[2J\\302\\2332J' >&2; exit 3";
+    let recipe = json!({ "id": "r", "description": HOSTILE, "sequence": [
+        { "id": "a", "op": "command", "inputs": { "argv": ["printf", "%s", output] } },
+        { "id": "b", "op": "command", "inputs": { "argv": ["sh", "-c", failing] },
+          "catch": { "op": "command", "inputs": { "argv": ["true"] } } },
+        { "id": "w", "op": "wait_for_signal", "inputs": { "name": "go" } },
+    ] });
+    let recipe = file("r.yaml", &recipe.to_string());
+    let payload = "{\"\u{9b}2J\":\"\\u001b[2J\"}";
+    let said = leasehold.run(&["submit", "--recipe", &recipe, "--payload", payload]);
+    assert_eq!(said.code, 0, "{said:?}");
+    let lease = folder.join("lease");
+    let lease = lease.to_str().unwrap();
+    assert_eq!(leasehold.run(&["lease", "acquire", "--lease-file", lease]).code, 0);
+    let run = ["run-with-lease", "--job", "1", "--lease-file", lease, "--no-containers", "--allow-commands"];
+    assert_eq!(leasehold.run(&run).json()["outcome"], "waiting");
+    let bad = file("bad.yaml", &json!({ "id": "r", HOSTILE: 1, "op": HOSTILE }).to_string());
+    let tests = json!({ "recipe": "r.yaml", "tests": [{
+        "name": HOSTILE, "ops": [{ "op": "command", "output": HOSTILE }],
+        "expect": { "state": "COMPLETED", "output": HOSTILE },
+    }] });
+    let tests = file("tests.yaml", &tests.to_string());
+    for (args, code, has) in [
+        (&["job", "results", "1"][..], 0, "owned"),
+        (&["job", "results", "1", "--json"], 0, "owned"),
+        (&["job", "show", "1"], 0, "owned"),
+        (&["job", "show", "1", "--json"], 0, "owned"),
+        (&["job", "replay", "1"], 0, "owned"),
+        (&["job", "why", "1"], 0, "signal"),
+        (&["job", "payload", "get", "1"], 0, "2J"),
+        (&["jobs"], 0, "PENDING"),
+        (&["recipe", "check", &bad], 2, "owned"),
+        (&["recipe", "test", &tests], 1, "owned"),
+    ] {
+        let said = leasehold.run_on_terminal(args);
+        assert_eq!(said.code, code, "{args:?}: {said:?}");
+        assert!(said.out.contains(has), "{args:?}: {said:?}");
+        assert_harmless(&said.out);
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -334,6 +334,20 @@ async fn what_goes_wrong_in_a_container_is_a_failure_that_can_be_caught() {
         ),
         ("slow", inputs(script("slow", "sleep 600"), &json!({ "timeout": "500ms" })), "timeout"),
         ("bad", inputs(script("bad", "true"), &json!({ "command": "${{ 3 }}" })), "bad_input"),
+        // RQ-13: below what engines accept, and told before any engine is asked.
+        (
+            "tiny",
+            with(script("tiny", "true"), &json!({ "execution_needs": { "resources": { "memory": "1Ki" } } })),
+            "bad_input",
+        ),
+        (
+            "slice",
+            with(script("slice", "true"), &json!({ "execution_needs": { "resources": { "cpu": "1m" } } })),
+            "bad_input",
+        ),
+        // DK-15, RP-15: no line break behind the last line, and one that no database could keep.
+        ("nul", script("nul", "printf '{\"a\":\"\\\\u0000\"}'"), "bad_output"),
+        ("null", inputs(script("null", "exit 5"), &json!({ "env": null, "timeout": null })), "5"),
         (
             "oom",
             with(

@@ -12,6 +12,7 @@ mod needs;
 mod outputs;
 mod payloads;
 mod refused;
+mod replays;
 
 pub use bed::spec_of;
 
@@ -71,6 +72,11 @@ scenarios! {
     ];
     refused: [
         a_recipe_that_no_client_would_submit_fails_its_job_and_the_worker_goes_on,
+    ];
+    replays: [
+        steps_that_are_alike_in_all_but_their_place_have_results_of_their_own,
+        the_order_in_which_branches_end_is_no_part_of_what_they_are,
+        warm_cold_and_restarted_workers_go_the_same_way,
     ];
     payloads: [
         a_client_that_writes_its_payload_beside_handoffs_loses_no_byte_and_holds_up_no_handoff,

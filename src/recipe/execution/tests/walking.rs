@@ -1,6 +1,6 @@
 //! What a recipe does when nothing goes wrong around it.
 
-use leasehold_actors::ports::recipe::NewSignal;
+use leasehold_actors::{domain::FailureKind, ports::recipe::NewSignal};
 
 use super::*;
 
@@ -162,6 +162,27 @@ sequence:
     assert!(bed.turn(&worker).await.is_none(), "it waits for the second");
     send("2").await;
     assert_eq!(output(&bed.finish(&worker, job).await), r#"{"one":1,"two":2}"#);
+}
+
+/// AP-05: a name that no signal can have, out of a template, would be waited for without end.
+#[tokio::test(start_paused = true)]
+async fn a_signal_that_nobody_can_send_is_not_waited_for() {
+    let bed = Bed::new();
+    let worker = bed.worker("w", "");
+    for name in [r#""""#, r#""a\u001bb""#, r#"" a""#, &format!("\"{}\"", "a".repeat(201)), "7"] {
+        let yaml = format!(
+            "id: r\nsequence:\n  - {{ id: a, op: work, inputs: {{ give: {name} }} }}\n  - id: w\n    op: wait_for_signal\n    \
+             inputs: {{ name: \"${{{{ sequence.a.outputs }}}}\" }}\n"
+        );
+        bed.submit(&yaml).await;
+        let turn = bed.turn(&worker).await.expect("it is queued");
+        let failure = failure_of(&turn);
+        assert_eq!(
+            (failure.kind, failure.code.as_str()),
+            (FailureKind::User, "bad_input"),
+            "{name}: {failure:?}"
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]
