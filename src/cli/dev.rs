@@ -95,7 +95,7 @@ fn hints(dev: &Dev, image: &str, with_demo: bool) {
     };
     output::note(&first);
     // As this very program was called, which is hardly ever on somebody's PATH yet.
-    let program = std::env::args().next().unwrap_or_else(|| "leasehold".to_owned());
+    let program = super::words().next().unwrap_or_else(|| "leasehold".to_owned());
     let run = match with_demo {
         true => "runs one and follows it",
         false => {

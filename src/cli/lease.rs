@@ -10,7 +10,8 @@ use leasehold_actors::{
     },
     error::{Applied, StoreError},
     ports::{
-        Claimant, DispatchedJob, End, Grant, LeaseStore as _, ListedAnswer, ListedClaim, OpenClaim,
+        ClaimRejection, Claimant, DispatchedJob, End, Grant, LeaseStore as _, ListedAnswer, ListedClaim,
+        OpenClaim,
         recipe::{Facts, RecipeStore as _},
     },
 };
@@ -89,6 +90,12 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
 }
 
 fn acquire(args: &Acquire, settings: &Effective) -> Result<Exit, CliError> {
+    // `run-with-lease` reads `-` from a pipe; the other way there is none, since standard output has the line for programs.
+    if args.lease_file.as_os_str() == "-" {
+        return Err(CliError::usage(
+            "--lease-file: `-` is no file; name a new one, which only its owner can read",
+        ));
+    }
     // Before anything is claimed for it.
     if args.lease_file.symlink_metadata().is_ok() {
         return Err(CliError::usage(format!(
@@ -194,8 +201,7 @@ async fn claim_this(
         ));
     }
     if row.state != JobState::Queued {
-        let state = output::state_words(row.state);
-        return Ok(Err(format!("job {job} {state}; see `leasehold job why {job}`")));
+        return Ok(Err(rejected(job, &ClaimRejection::NotQueued { status: row.state })));
     }
     if let Some(allocation) = &args.compatible_with
         && let Some(why) = declined(store, &owner.namespace, job, allocation).await?
@@ -218,9 +224,20 @@ async fn claim_this(
     .await?;
     Ok(match answers.into_iter().next() {
         Some(ListedAnswer::Granted(grant)) => Ok(*grant),
-        Some(ListedAnswer::Rejected(job, why)) => Err(format!("job {job}: {why}")),
+        Some(ListedAnswer::Rejected(job, why)) => Err(rejected(job, &why)),
         None => Err(no_job(&owner.namespace, job)),
     })
+}
+
+/// Somebody was faster, or the job has changed since it was looked at.
+fn rejected(job: JobId, why: &ClaimRejection) -> String {
+    let why = match why {
+        ClaimRejection::NotQueued { status } | ClaimRejection::AlreadyEnded { state: status } => {
+            output::state_words(*status).to_owned()
+        }
+        other => format!("cannot be claimed now: {other}"),
+    };
+    format!("job {job} {why}; see `leasehold job why {job}`")
 }
 
 fn no_job(namespace: &Namespace, job: JobId) -> String {

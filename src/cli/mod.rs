@@ -147,8 +147,13 @@ fn usage(error: &clap::Error) -> ExitCode {
             let _ = error.print();
             ExitCode::from(Exit::Usage.code())
         }
-        _ => fail(&CliError::usage(condense(&error.to_string(), &path_of(std::env::args())))),
+        _ => fail(&CliError::usage(condense(&error.to_string(), &path_of(words())))),
     }
+}
+
+/// Our arguments. One that is no UTF-8 is a mistake to be told, and not one to fall over.
+fn words() -> impl Iterator<Item = String> {
+    std::env::args_os().map(|word| word.to_string_lossy().into_owned())
 }
 
 /// The command that was meant, as far as its words are known: `leasehold job show`.

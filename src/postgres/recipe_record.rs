@@ -6,7 +6,8 @@ use leasehold_actors::{
     domain::{Epoch, Failure, FailureKind, JobId, JobState, NewJob, WorkerId},
     error::{Applied, StoreError, StoreErrorKind},
     ports::recipe::{
-        Event, EventBody, JsonText, MAX_LOG_BYTES, MAX_LOG_EVENTS, NewEvent, Recorded, TaskOutcome,
+        Event, EventBody, JsonText, MAX_CHILD_DEPTH, MAX_LOG_BYTES, MAX_LOG_EVENTS, NewEvent, Recorded,
+        TaskOutcome,
     },
 };
 use sha2::{Digest, Sha256};
@@ -53,7 +54,8 @@ static START_CHILD: Sql = sql!(
         TEXT,
         INT4,
         INT8,
-        INT8
+        INT8,
+        INT8,
     ]
 );
 
@@ -156,10 +158,17 @@ impl Verb for Record {
 }
 
 fn refusal(code: Option<&str>) -> Result<&'static str, StoreError> {
-    ["would_deadlock", "invalid", "idempotency_conflict", "workflow_not_found", "workflow_terminated"]
-        .into_iter()
-        .find(|known| Some(*known) == code)
-        .ok_or_else(|| error::garbled("record", format!("a child that was refused as {code:?}")))
+    [
+        "would_deadlock",
+        "too_deep",
+        "invalid",
+        "idempotency_conflict",
+        "workflow_not_found",
+        "workflow_terminated",
+    ]
+    .into_iter()
+    .find(|known| Some(*known) == code)
+    .ok_or_else(|| error::garbled("record", format!("a child that was refused as {code:?}")))
 }
 
 /// The columns of a task; null for every other sort.
@@ -252,7 +261,7 @@ async fn put_child(
         asked.params();
     let namespace = owner.namespace.as_str();
     let worker = owner.worker.as_str();
-    let params: [Param<'_>; 21] = [
+    let params: [Param<'_>; 22] = [
         &h.job,
         &h.token,
         &namespace,
@@ -274,6 +283,7 @@ async fn put_child(
         &bytes,
         &MAX_LOG_EVENTS,
         &MAX_LOG_BYTES,
+        &MAX_CHILD_DEPTH,
     ];
     session.query(&START_CHILD, &params).await
 }

@@ -269,7 +269,9 @@ impl Facts {
             );
         }
         let canceling = if self.cancel_requested { "; its cancel was requested" } else { "" };
-        format!("worker {worker}{node} holds it since {}{canceling}", time(self.granted_at))
+        let refused = self.recipe.as_ref().and_then(Beside::refused);
+        let refused = refused.map(|words| format!("; {words}")).unwrap_or_default();
+        format!("worker {worker}{node} holds it since {}{canceling}{refused}", time(self.granted_at))
     }
 }
 

@@ -94,13 +94,20 @@ impl Beside {
         Some(format!("its recipe waits for {}", words.join(", or ")))
     }
 
+    /// That workers have refused its payload, and nothing was recorded since. Whoever holds it now may be the next.
+    pub(super) fn refused(&self) -> Option<String> {
+        let times = match self.refusals {
+            ..=0 => return None,
+            1 => "once".to_owned(),
+            times => format!("{times} times in a row"),
+        };
+        Some(format!("workers refused it {times}: {}", self.refusal))
+    }
+
     /// Why a QUEUED job may find no worker.
     pub(super) fn needs(&self) -> Option<String> {
-        if self.refusals > 0 {
-            return Some(format!(
-                "its client payload was refused {} times in a row ({}); set it right with `leasehold job payload set`",
-                self.refusals, self.refusal
-            ));
+        if let Some(refused) = self.refused() {
+            return Some(refused);
         }
         if let Some(foreign) = &self.foreign {
             return Some(format!("{foreign}, and waits for a worker that knows it"));

@@ -167,7 +167,8 @@ fn read_below(folder: &Path, target: &str) -> Result<String, String> {
     read_file(&path)
 }
 
-fn read_file(path: &Path) -> Result<String, String> {
+/// The text of a file that is no longer than a recipe may be.
+pub(super) fn read_file(path: &Path) -> Result<String, String> {
     let found = fs::metadata(path).map_err(|e| told(&e))?;
     if !found.is_file() {
         return Err("it is not a file".to_owned());

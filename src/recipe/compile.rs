@@ -22,6 +22,7 @@ use super::{
     limits::LANGUAGE_VERSION,
     mistake::{Mistakes, Place},
     names::{Around, Here, Known},
+    op::SESSION_OPS,
     template::{Template, ValueTemplate},
     yaml::{Value, Yaml},
 };
@@ -163,8 +164,10 @@ impl Compiler<'_> {
                 op.place,
                 &mut |place, message| mistakes.add(file, place, message),
             );
-            let inputs = self.inputs(inputs, file, here, true);
-            return Body::Op { op: op.text().unwrap_or_default().to_owned(), inputs };
+            let op = op.text().unwrap_or_default();
+            // What runs on no worker has no secrets: their names would be taken for the values.
+            let inputs = self.inputs(inputs, file, here, !SESSION_OPS.contains(&op));
+            return Body::Op { op: op.to_owned(), inputs };
         }
         if let Some((target, value)) = included(yaml, file) {
             let template = self.inputs(inputs, file, here, false);

@@ -34,6 +34,10 @@ pub const MAX_PENDING_SIGNAL_BYTES: i64 = 4 << 20;
 /// The most ops of one job type that schemas are kept of, the job type itself counted.
 pub const MAX_SCHEMA_TASKS: i64 = 200;
 
+/// The most jobs above each other from the first parent down to the parent of a child. A recipe that starts itself ends
+/// here; and so does the cancel that an end passes on from each job to the ones below it.
+pub const MAX_CHILD_DEPTH: i64 = 16;
+
 /// How a task ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TaskOutcome {
@@ -175,8 +179,8 @@ pub enum Recorded {
         /// How many are allowed.
         limit: i64,
     },
-    /// Refused, and why; nothing was changed. A child: `would_deadlock`, `invalid`, `workflow_not_found`,
-    /// `workflow_terminated`, `idempotency_conflict`. A timer's firing or a child's end where neither was begun at this
+    /// Refused, and why; nothing was changed. A child: `would_deadlock`, `too_deep`, `invalid`,
+    /// `workflow_not_found`, `workflow_terminated`, `idempotency_conflict`. A timer's firing or a child's end where neither was begun at this
     /// path: `not_begun`.
     Refused {
         /// A word for programs.

@@ -76,9 +76,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
     let runtime = runtime.map_err(|e| CliError::new(Exit::Failed, format!("cannot replay: {e}")))?;
     let (mut exit, mut verified) = (Exit::Ok, 0_usize);
     for file in files {
-        let history = fs::read_to_string(&file)
-            .map_err(|e| e.to_string())
-            .and_then(|text| History::parse(&text).map_err(|e| e.to_string()));
+        let history = text(&file).and_then(|text| History::parse(&text).map_err(|e| e.to_string()));
         let answer = history.and_then(|history| {
             let verdict = runtime.block_on(history.verify(recipe.as_ref()));
             verdict.map(|verdict| (history.job(), verdict)).map_err(|e: BadHistory| e.to_string())
@@ -138,6 +136,14 @@ fn read(file: &Path) -> Result<Arc<Recipe>, Vec<String>> {
         found.below(file);
         found.mistakes.iter().map(ToString::to_string).collect()
     })
+}
+
+/// The text of a file; anything else, such as a pipe that nobody writes to, is told and not waited for.
+fn text(file: &Path) -> Result<String, String> {
+    if !fs::metadata(file).map_err(|e| e.to_string())?.is_file() {
+        return Err("it is not a file".to_owned());
+    }
+    fs::read_to_string(file).map_err(|e| e.to_string())
 }
 
 fn histories(folder: &Path) -> Result<Vec<PathBuf>, CliError> {

@@ -16,7 +16,9 @@ with served as materialized (
 select r.namespace, r.job_id,
        format('is QUEUED for %s s, and no living worker serves %s', round(extract(epoch from $1 - r.due_at)),
               rtrim(r.kind::text || ' ' || r.route)) as detail,
-       case r.kind when 'HANDLER' then 'start a program that registers this handler, or cancel the job'
+       case when r.kind = 'RECIPE' and r.route <> 'recipe'
+                   then 'start a program that serves recipes of this type (recipe_job_type), or cancel the job'
+                   when r.kind = 'HANDLER' then 'start a program that registers this handler, or cancel the job'
                    else 'start `leasehold worker` for this namespace' end as remedy
 from unserved u
 join leasehold.ready r on r.namespace = u.namespace and r.kind = u.kind and r.route = u.route and r.task = u.task

@@ -2,7 +2,7 @@
 -- $1 job   $2 token   $3 namespace   $4 worker   $5 process   $6 path   $7 its hash   $8 cancelled with its parent
 -- What to submit: $9 kind   $10 definition   $11 payload   $12 workflow   $13 priority   $14 run at   $15 idempotency key
 --                 $16 timeout in ms   $17 retry policy   $18 trace
--- $19 bytes   $20 most events   $21 most bytes of a log
+-- $19 bytes   $20 most events   $21 most bytes of a log   $22 most jobs above a child
 with recursive held as materialized (
     -- In key share mode: renewals go on meanwhile, an end or a takeover waits for us.
     select l.job_id, l.epoch
@@ -22,20 +22,22 @@ with recursive held as materialized (
         select e.* from leasehold.recipe_events e
         where e.job_id = g.job_id and e.era = g.era and e.sort = 'child_started' and e.path_hash = $7
     ) e
-), line (job_id) as (
-    -- The job and all that it is a descendant of.
-    select g.job_id from log g
-    union
-    select k.parent_id
+), line (job_id, above) as (
+    -- The job and all that it is a descendant of. Of more than there may be, one is enough.
+    select g.job_id, 1::bigint from log g
+    union all
+    select k.parent_id, l.above + 1
     from line l
     cross join lateral (select k.* from leasehold.recipe_children k where k.job_id = l.job_id limit 1) k
+    where l.above <= $22
 ), made as materialized (
     select g.*, g.events < $20 and g.bytes + $19 <= $21 as has_room,
            exists (
                select from line l
                cross join lateral (select j.* from leasehold.jobs j where j.job_id = l.job_id limit 1) j
                join leasehold.workflows w on w.namespace = $3 and w.name = j.workflow and w.overlap_serial
-               where j.workflow = $12) as would_deadlock
+               where j.workflow = $12) as would_deadlock,
+           exists (select from line l where l.above > $22) as too_deep
     from log g
     where not exists (select from standing)
 ), child as materialized (
@@ -43,7 +45,7 @@ with recursive held as materialized (
     from made m
     cross join lateral leasehold.submit_child($9, $10::text::json, $11::text::json, $3, $12, $13, $14, $15, $16,
                                               $17::text::json, $18) s
-    where m.has_room and not m.would_deadlock
+    where m.has_room and not m.would_deadlock and not m.too_deep
 ), linked as (
     insert into leasehold.recipe_children (job_id, namespace, parent_id, path, cancel_with_parent)
     select c.job_id, $3, $1, $6, $8 from child c where c.job_id is not null
@@ -63,8 +65,9 @@ with recursive held as materialized (
 )
 select case when s.standing then 'standing' when e.ordinal is not null then 'recorded'
             when m.events >= $20 then 'events' when not m.has_room then 'bytes' else 'refused' end as verdict,
-       case when m.would_deadlock then 'would_deadlock' else c.refused end as refused,
+       case when m.would_deadlock then 'would_deadlock' when m.too_deep then 'too_deep' else c.refused end as refused,
        case when m.would_deadlock then format('workflow %s is serial, and a run of it waits for this child', $12)
+            when m.too_deep then format('%s jobs stand above this child already, which is the most', $22)
             else c.reason end as reason,
        e.ordinal, e.path, e.sort::text, e.op, e.input_hash, e.attempt, e.outcome, e.value::text, e.directive::text,
        e.failure_kind::text, e.failure_code, e.failure_message, e.exit_code, e.deadline, e.name, e.signal_id, e.child_id,

@@ -218,6 +218,16 @@ fn a_mistake_is_told_with_file_line_and_column() {
         ("id: a\nop: b\nwith: {x: \"${{ env.HOME }}\"}\n", "unknown name `env`"),
         ("id: a\nop: b\nwith: {x: \"a ${{ secrets.X }}\"}\n", "a secret stands alone"),
         ("id: a\nop: b\nwhen: ${{ secrets.X }}\n", "a secret stands alone"),
+        // Nobody would put the value in: the name would go to the child, or be waited for.
+        (
+            "id: a\nop: child_job\nwith: {container: {image: i, env: {T: \"${{ secrets.X }}\"}}}\n",
+            "main.yaml:3:39: secrets can be used in the inputs of an op only",
+        ),
+        (
+            "id: a\nop: wait_for_signal\nwith: {name: \"${{ secrets.X }}\"}\n",
+            "only of one that runs somewhere",
+        ),
+        ("id: a\nop: sleep\nwith: {for: \"${{ secrets.X }}\"}\n", "only of one that runs somewhere"),
         ("id: a\nop: b\nwith: {x: \"${{ error.code }}\"}\n", "`error` can be read inside `catch` only"),
         ("id: a\nop: b\nwith: {x: \"${{ transition.payload }}\"}\n", "inside a state only"),
         (

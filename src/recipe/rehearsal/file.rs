@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -18,7 +17,7 @@ use leasehold_actors::{
 
 use super::{pattern::Pattern, play::ops_of, shapes};
 use crate::recipe::{
-    bundle::Bundle,
+    bundle::{self, Bundle},
     compile,
     compiled::Recipe,
     exact::Json,
@@ -139,8 +138,7 @@ impl Suite {
     pub fn read(path: &Path) -> Result<Self, Mistakes> {
         let file = path.display().to_string();
         let refuse = |place, message: String| Mistakes::one(&file, place, message);
-        let text =
-            fs::read_to_string(path).map_err(|e| refuse(Place::default(), format!("cannot be read: {e}")))?;
+        let text = bundle::read_file(path).map_err(|reason| refuse(Place::default(), reason))?;
         let yaml = yaml::read(&file, &text)?;
         let mut mistakes = Mistakes::default();
         grammar::check(&yaml, &shapes::FILE, &mut |place, message| mistakes.add(&file, place, message));

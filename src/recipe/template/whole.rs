@@ -90,7 +90,12 @@ fn shape(yaml: &Yaml, names: &dyn Names, secrets: bool, report: &mut dyn FnMut(P
         Value::Text(text) => match secret(text) {
             Some(Ok(name)) if secrets => Shape::Secret(name),
             Some(Ok(_)) => {
-                report(yaml.place, "secrets can be used in the inputs of an op only".to_owned());
+                report(
+                    yaml.place,
+                    "secrets can be used in the inputs of an op only, and only of one that runs somewhere: not of \
+                     `sleep`, `wait_for_signal` and `child_job`"
+                        .to_owned(),
+                );
                 Shape::Scalar(Template::constant(&yaml.to_json()))
             }
             Some(Err(reason)) => {

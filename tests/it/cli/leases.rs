@@ -272,6 +272,9 @@ async fn a_supplied_lease_ends_in_every_way_with_its_own_exit_code() {
             .contains("nothing to acquire")
     );
     assert!(!Path::new(&next).exists());
+    // There is no pipe in this direction, and a file of that name is what nobody means.
+    let pipe = bed.leasehold.run(&["lease", "acquire", "--lease-file", "-"]);
+    assert!(pipe.refused(2).contains("`-` is no file"));
     let client = bed.database.client().await;
     let grants =
         "select count(*) from leasehold.commands where operation in ('claim', 'claim_listed', 'recover')";

@@ -85,6 +85,18 @@ fn the_corpus_of_templates_gives_the_same_bytes_in_every_process() {
 }
 
 #[test]
+fn an_argument_that_is_no_text_is_a_mistake_and_no_crash() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let odd = std::ffi::OsStr::from_bytes(b"\xff");
+    let mut command = Leasehold::bare().command(&["recipe", "eval", "--values", "none.json"]);
+    let said = crate::cli::leasehold::Said::of(command.arg(odd).output().unwrap());
+    assert!(
+        said.refused(2).contains("UTF-8") && said.err.contains("leasehold recipe eval --help"),
+        "{said:?}"
+    );
+}
+
+#[test]
 fn a_good_recipe_is_checked_with_all_that_it_includes() {
     let folder = Folder::with(&[
         ("main.yaml", "id: main\nsequence:\n  - {id: one, include: lib/part.yaml, inputs: {n: 1}}\n"),

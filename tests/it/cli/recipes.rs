@@ -239,6 +239,9 @@ async fn loops_branches_and_signals_do_what_the_examples_say() {
     assert_eq!(first["signal"], again["signal"]);
     assert_eq!(ended(&leasehold, &id).await["output"]["deploy"]["by"], "me");
     assert!(leasehold.run(&["job", "signal", &id, "late"]).refused(5).contains("job_ended"));
+    assert!(
+        leasehold.run(&["job", "signal", &id, " x"]).refused(2).contains("begin or end with white space")
+    );
     assert!(leasehold.run(&["job", "payload", "set", &id, "{}"]).refused(5).contains("job_ended"));
     leasehold.run(&["job", "signal", "99", "x"]).refused(4);
     leasehold.run(&["job", "results", "99"]).refused(4);
@@ -512,6 +515,14 @@ async fn an_exported_history_verifies_the_recipe_that_made_it_and_no_other() {
         (told["verdict"].as_str(), told["path"].as_str(), told["ordinal"].as_i64()),
         (Some("not_deterministic"), Some("two"), Some(2))
     );
+    // Nobody writes to it: a file is read, and nothing is waited for.
+    let pipe = folder.join("0.json");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let said = verify(&[recipe.path()]);
+    assert!(said.code == 1 && said.out.contains("0.json: unreadable: it is not a file"), "{said:?}");
+    let said = Leasehold::bare().run(&["recipe", "test", pipe.to_str().unwrap()]);
+    assert!(said.code == 2 && said.out.contains("0.json: it is not a file"), "{said:?}");
+    std::fs::remove_file(&pipe).unwrap();
     std::fs::write(folder.join("2.json"), "{}").unwrap();
     let said = verify(&[recipe.path()]);
     assert_eq!(said.code, 1, "{said:?}");

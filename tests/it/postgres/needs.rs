@@ -149,6 +149,8 @@ async fn a_listing_says_what_a_recipe_needs_while_it_waits_and_only_then() {
     let request = OpenClaim { command: CommandId::generate(), ..request };
     let grant = store.claim(&request).await.unwrap().grants.remove(0);
     store.refuse(&grant.authority, "it cannot be read").await.unwrap();
+    let why = store.why(&Namespace::default(), job).await.unwrap().unwrap();
+    assert!(why.contains("RUNNING") && why.contains("refused it once: it cannot be read"), "{why}");
     let end = End::Release { delay: Duration::ZERO, reason: "drained" };
     store.end(&grant.authority, CommandId::generate(), &end).await.unwrap();
     let released = row(&store, job).await;

@@ -267,6 +267,7 @@ macro_rules! conformance_cases {
                 a_parent_that_is_cancelled_while_it_waits_takes_its_children_along,
                 the_cancel_of_a_parent_meets_the_end_of_its_child,
                 a_child_of_its_own_serial_workflow_is_refused,
+                a_recipe_that_starts_itself_comes_to_an_end,
             ];
             hinting: [
                 an_exact_hint_keeps_a_job_for_those_that_fit,

@@ -10,7 +10,7 @@ use crate::{
     domain::{CommandId, Failure, FailureKind, JobDefinition, JobId, JobState, NewJob},
     ports::{
         End, Ended, Grant,
-        recipe::{EventBody, NewEvent, Recorded, Wake},
+        recipe::{EventBody, MAX_CHILD_DEPTH, NewEvent, Recorded, Wake},
     },
     testing::harness::{StoreHarness, TestWorkflow},
 };
@@ -234,4 +234,26 @@ pub async fn a_child_of_its_own_serial_workflow_is_refused(harness: &dyn StoreHa
     let below = bench.claim(job).await;
     let answer = bench.start(&below, "a", mine, true).await;
     assert!(matches!(answer, Recorded::Refused { code: "would_deadlock", .. }), "{answer:?}");
+}
+
+/// One that starts itself cannot fill the database with jobs that wait for each other; and the first one's cancel still
+/// reaches the last.
+pub async fn a_recipe_that_starts_itself_comes_to_an_end(harness: &dyn StoreHarness) {
+    let bench = Bench::new(harness);
+    let mut grant = bench.held_recipe().await;
+    let first = grant.authority.job;
+    for depth in 1..=MAX_CHILD_DEPTH {
+        let child = bench.child(&CommandId::generate().to_string());
+        let child = NewJob { definition: Some(super::bench::recipe()), ..child };
+        let Recorded::Recorded(event) = bench.start(&grant, "c", child, true).await else {
+            panic!("{depth}")
+        };
+        let EventBody::ChildStarted { job } = event.body else { panic!("{event:?}") };
+        bench.end(&grant, waits_for(vec![Wake::Child(job)])).await;
+        grant = bench.claim(job).await;
+    }
+    let answer = bench.start(&grant, "c", bench.child("too deep"), true).await;
+    assert!(matches!(answer, Recorded::Refused { code: "too_deep", .. }), "{answer:?}");
+    harness.request_cancel(&bench.namespace, first, Duration::ZERO).await;
+    assert!(bench.view(grant.authority.job).await.cancel_requested);
 }

@@ -13,7 +13,7 @@ use crate::{
     error::StoreError,
     ports::{
         Authority,
-        recipe::{Event, EventBody, MAX_LOG_BYTES, MAX_LOG_EVENTS, NewEvent, Recorded},
+        recipe::{Event, EventBody, MAX_CHILD_DEPTH, MAX_LOG_BYTES, MAX_LOG_EVENTS, NewEvent, Recorded},
     },
 };
 
@@ -134,6 +134,12 @@ impl World {
                 format!("workflow {workflow} is serial, and a run of it waits for this child"),
             ));
         }
+        if self.line(authority.job).count() > MAX_CHILD_DEPTH as usize {
+            return Err(refused(
+                "too_deep",
+                format!("{MAX_CHILD_DEPTH} jobs stand above this child already, which is the most"),
+            ));
+        }
         let submitted = self.submit(child).map_err(|rejection| match rejection {
             SubmitRejection::Invalid(invalid) => refused("invalid", invalid.to_string()),
             SubmitRejection::UnknownWorkflow(_) => refused("workflow_not_found", rejection.to_string()),
@@ -146,14 +152,12 @@ impl World {
 
     /// Whether a job, or one that it is a descendant of, is a run of this workflow.
     fn is_of_or_below(&self, job: JobId, workflow: &str) -> bool {
-        let mut at = Some(job);
-        while let Some(job) = at {
-            if self.rows.get(&job).is_some_and(|row| row.workflow == workflow) {
-                return true;
-            }
-            at = self.children.get(&job).map(|child| child.parent);
-        }
-        false
+        self.line(job).any(|job| self.rows.get(&job).is_some_and(|row| row.workflow == workflow))
+    }
+
+    /// The job and all that it is a descendant of.
+    fn line(&self, job: JobId) -> impl Iterator<Item = JobId> {
+        std::iter::successors(Some(job), |job| self.children.get(job).map(|child| child.parent))
     }
 
     fn child_end(&self, job: JobId) -> Option<EventBody> {

@@ -55,7 +55,7 @@ async fn what_a_recovery_records_is_what_the_op_would_have() {
 id: r
 sequence:
   - { id: a, op: work, inputs: { give: 1 } }
-  - { id: b, op: work, inputs: { give: 2 }, retry: { attempts: 2 } }
+  - { id: b, op: work, inputs: { give: 2 }, retry: { max_attempts: 2 } }
 "#;
     let job = bed.submit(yaml).await;
     let grant = bed.claim(&worker).await.expect("it is due");
