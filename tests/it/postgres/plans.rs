@@ -130,7 +130,7 @@ const STATEMENTS: [(&str, &str, &str); 30] = [
         "start_child",
         include_str!("../../../src/postgres/sql/start_child.sql"),
         "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), 'a', '\\x00', true, 'HANDLER', '{\"handler\":\"work\"}',
-         null, null, null, null, null, null, null, null, 1, 50000, 100000",
+         null, null, null, null, null, null, null, null, 1, 50000, 100000, 16",
     ),
     (
         "recipe_events",
