@@ -14,6 +14,7 @@ help: ## This list
 .PHONY: demo
 demo: ## Install what is missing, build, and run jobs on a private PostgreSQL and Docker (DEMO_EXIT=1 ends by itself)
 	@.ci/needs.sh demo
+	@echo "  building (minutes the first time)" >&2
 	@cargo build --quiet --locked
 	@exec .ci/demo.sh target/debug/leasehold
 

@@ -107,6 +107,10 @@ fn hints(dev: &Dev, image: &str, with_demo: bool) {
         ("job show 1".to_owned(), "shows one with its leases"),
         ("job logs 3".to_owned(), "prints its output"),
         (format!("run --image {image} -- echo hi"), run),
+        (
+            "run --recipe FILE".to_owned(),
+            "runs a recipe; those of examples/recipes want dev --allow-commands",
+        ),
         ("doctor".to_owned(), "looks whether all is well"),
     ] {
         output::note(&format!("  {program} {command:<40} {does}"));

@@ -38,6 +38,10 @@ pub(super) fn add_to(command: Command) -> Command {
     ] {
         command = command.mut_subcommand(name, |sub| sub.args(rows(scopes).map(arg)));
     }
+    // It drains as a worker does, and has nothing else of what concerns many jobs.
+    let grace = |row: &&'static Setting| row.key == Key::ShutdownGrace;
+    command = command
+        .mut_subcommand("run-with-lease", |sub| sub.args(rows(&[Scope::Fleet]).filter(grace).map(arg)));
     // Whoever acquires a lease holds it under a name, for a while, and does nothing else of a worker.
     let acquirer = |row: &&'static Setting| {
         matches!(

@@ -69,7 +69,8 @@ struct Acquire {
     /// its beginning or at a built-in op
     #[arg(long, value_name = "ROUTE", value_parser = parse_route)]
     route: Vec<Route>,
-    /// Only a job whose published needs an environment with these facts satisfies: cpu=2,memory=4Gi,…
+    /// Only a job whose published needs an environment with these facts satisfies: cpu=2,memory=4Gi,… Without it and
+    /// without --job, a job that was handed on for what its worker lacked is left alone
     #[arg(long, value_name = "FACTS", value_parser = Allocation::parse_facts)]
     compatible_with: Option<Allocation>,
 }
@@ -176,7 +177,12 @@ async fn claim_next(
     })
     .await?;
     Ok(answer.grants.into_iter().next().ok_or_else(|| {
-        "no queued recipe job of these routes fits; see `leasehold jobs --kind RECIPE`".to_owned()
+        let facts = if args.compatible_with.is_some() {
+            ""
+        } else {
+            " (one that waits for an environment is taken only with --compatible-with or --job)"
+        };
+        format!("no queued recipe job of these routes fits{facts}; see `leasehold jobs --kind RECIPE`")
     }))
 }
 

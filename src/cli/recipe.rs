@@ -3,7 +3,7 @@
 mod test;
 mod verify;
 
-use std::{fs, path::PathBuf};
+use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use clap::Subcommand;
 use serde::Serialize;
@@ -78,6 +78,9 @@ struct Checked<'a> {
     nodes: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     digest: Option<&'a str>,
+    /// Ops that are not built in: a Rust program must bring them.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    ops_to_bring: BTreeSet<&'a str>,
     mistakes: &'a [Mistake],
 }
 
@@ -108,11 +111,18 @@ fn tell(file: String, checked: &Result<(Recipe, String), Mistakes>, json: bool) 
             id: Some(&recipe.id),
             nodes: Some(recipe.nodes),
             digest: Some(digest),
+            ops_to_bring: recipe.ops_to_bring(),
             mistakes: &[],
         }),
         Ok((recipe, _)) => {
             let plural = if recipe.nodes == 1 { "" } else { "s" };
-            output::line(&super::one_line(&format!("{file}: ok, {} node{plural}", recipe.nodes)))
+            // A name that is misspelled is no mistake of form: such a job would wait for a worker that never comes.
+            let ops: Vec<&str> = recipe.ops_to_bring().into_iter().collect();
+            let ops = match ops.as_slice() {
+                [] => String::new(),
+                ops => format!("; not built in, a worker must bring: {}", ops.join(", ")),
+            };
+            output::line(&super::one_line(&format!("{file}: ok, {} node{plural}{ops}", recipe.nodes)))
         }
         Err(found) if json => output::json(&Checked {
             file,
@@ -120,6 +130,7 @@ fn tell(file: String, checked: &Result<(Recipe, String), Mistakes>, json: bool) 
             id: None,
             nodes: None,
             digest: None,
+            ops_to_bring: BTreeSet::new(),
             mistakes: &found.mistakes,
         }),
         Err(found) => {

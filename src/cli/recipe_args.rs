@@ -10,7 +10,7 @@ use leasehold_actors::domain::{
 use serde_json::value::RawValue;
 
 use super::error::{CliError, Exit};
-use crate::recipe::{Mistakes, bundle::Bundle, compile, inputs};
+use crate::recipe::{Mistakes, bundle::Bundle, compile, compiled::InputType, inputs};
 
 const RECIPE: &str = "Recipe";
 const NOT_RECIPE: [&str; 4] = ["image", "http", "handler", "workflow"];
@@ -52,8 +52,15 @@ impl RecipeArgs {
         let bundle = Bundle::read(file).map_err(wrong)?;
         let recipe = compile(&bundle).map_err(wrong)?;
         let given = self.given()?;
-        let bound =
-            inputs::bind(&recipe.inputs, &given).map_err(|e| CliError::usage(format!("--input: {e}")))?;
+        let bound = inputs::bind(&recipe.inputs, &given).map_err(|e| {
+            // NAME=3 is a text, which surprises once.
+            let typed = recipe.inputs.get(&e.name).is_some_and(|input| {
+                e.reason.starts_with("must be") && !matches!(input.kind, InputType::String)
+            });
+            let how =
+                if typed { format!("; write JSON behind :=, as in {}:=3", e.name) } else { String::new() };
+            CliError::usage(format!("--input: {e}{how}"))
+        })?;
         let raw = |text: &str| {
             RawJson::new(text)
                 .map_err(|e| CliError::usage(format!("{} cannot be pinned: {e}", file.display())))
@@ -142,6 +149,23 @@ mod tests {
             ..RecipeArgs::default()
         };
         assert_eq!(given.given().unwrap(), r#"{"a":[1.50, 1e400],"b":"true"}"#);
+    }
+
+    #[test]
+    fn a_text_in_the_place_of_a_number_is_told_how_to_write_numbers() {
+        let folder = std::env::temp_dir().join(format!("leasehold-recipe-args-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("r.yaml");
+        std::fs::write(&file, "id: r\ninputs: { n: { type: integer } }\nop: a\n").unwrap();
+        let args = RecipeArgs { input: vec!["n=3".to_owned()], ..RecipeArgs::default() };
+        let line = args.spec(&file).expect_err("a text").line();
+        assert!(
+            line.ends_with("must be a whole number, not a string; write JSON behind :=, as in n:=3"),
+            "{line}"
+        );
+        let args = RecipeArgs { input: vec!["n:=3".to_owned()], ..RecipeArgs::default() };
+        assert_eq!(args.spec(&file).unwrap().inputs.get(), r#"{"n":3}"#);
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -37,6 +37,9 @@ enum Command {
         /// The schema of the output
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
+        /// One JSON object that says what is asked now
+        #[arg(long)]
+        json: bool,
     },
     /// List what is asked of jobs that are submitted now
     #[command(after_help = "Example: leasehold schema list --json")]
@@ -58,15 +61,26 @@ enum Command {
 pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
     let namespace = settings.namespace();
     let asked = match &args.command {
-        Command::Register { route, input, output } => Some(read(route, input.as_ref(), output.as_ref())?),
+        Command::Register { route, input, output, .. } => Some(read(route, input.as_ref(), output.as_ref())?),
         _ => None,
     };
     store::with_store(settings, async |store| {
         match (&args.command, &asked) {
-            (Command::Register { route, .. }, Some((of, schemas))) => {
+            (Command::Register { route, json, .. }, Some((of, schemas))) => {
                 let changed = store.register_schema(&namespace, of, schemas).await?;
                 let what = if changed { "registered" } else { "unchanged" };
-                output::line(&super::one_line(&format!("{route} {what}")))?;
+                let [input, output] = [&schemas.input, &schemas.output]
+                    .map(|side| side.as_ref().map(|schema| schema.digest.clone()));
+                if *json {
+                    output::json(&serde_json::json!({
+                        "job_type": of.name, "op": of.task, "changed": changed, "input": input, "output": output,
+                    }))?;
+                } else {
+                    // What was left out is asked no more, which is easily overlooked.
+                    let words = |side: Option<String>| side.map_or("anything", |_| "its schema");
+                    let asked = format!("inputs: {}, output: {}", words(input), words(output));
+                    output::line(&super::one_line(&format!("{route} {what}; {asked}")))?;
+                }
             }
             (Command::Show { digest }, _) => {
                 let found = store.schema_texts(&namespace, std::slice::from_ref(digest)).await?;

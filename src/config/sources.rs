@@ -82,7 +82,8 @@ pub struct Effective {
 
 impl fmt::Debug for Effective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.rows().into_iter().map(|row| (row.name, row.value))).finish()
+        let given = self.rows().into_iter().filter_map(|row| row.value.map(|value| (row.name, value)));
+        f.debug_map().entries(given).finish()
     }
 }
 

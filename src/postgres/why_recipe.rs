@@ -1,7 +1,7 @@
 //! What a recipe job waits for, in words: signals, children, a time; or a worker that has what its next task needs.
 
 use leasehold_actors::{
-    domain::execution::{Allocation, Requirements, compare},
+    domain::execution::{AdmissionError, Allocation, Requirements, compare, payload},
     error::StoreError,
     ports::recipe::Hint,
 };
@@ -11,6 +11,8 @@ use super::{execution_view::requirements, recipe, row::Columns};
 
 /// So many workers are named.
 const NAMED: usize = 5;
+/// What is said of a fact that a worker does not say.
+const UNKNOWN: &str = "(unknown)";
 
 /// What stands beside the row of a RECIPE job, as far as it says why the job does not run.
 pub(super) struct Beside {
@@ -27,6 +29,8 @@ pub(super) struct Beside {
     workers: Vec<Polling>,
     refusals: i32,
     refusal: String,
+    /// What is wrong with the payload's key `execution`.
+    malformed: Option<String>,
     /// The task for which no runtime node was found, in words.
     unplaced: Option<String>,
     /// The version of its language or payload is one that this program does not know.
@@ -73,6 +77,7 @@ impl Beside {
             workers: columns.json("allocations")?,
             refusals: columns.get("refusals")?,
             refusal: columns.get::<Option<String>>("refusal")?.unwrap_or_default(),
+            malformed: malformed(columns.get("payload")?),
             unplaced: columns.get("unplaced")?,
             foreign,
         }))
@@ -109,6 +114,12 @@ impl Beside {
         if let Some(refused) = self.refused() {
             return Some(refused);
         }
+        if let Some(malformed) = &self.malformed {
+            return Some(format!(
+                "no worker will admit it, because its client payload cannot be read ({malformed}); set it right with \
+                 `leasehold job payload set`"
+            ));
+        }
         if let Some(foreign) = &self.foreign {
             return Some(format!("{foreign}, and waits for a worker that knows it"));
         }
@@ -125,6 +136,9 @@ impl Beside {
         if more > 0 {
             words = format!("{words}; and {more} more");
         }
+        // Where nobody says what it has, the worker's flags are what is missing.
+        let say =
+            if words.contains(UNKNOWN) { "; workers say what they have with --allocation-…" } else { "" };
         let declined = match self.declined.as_slice() {
             [] => String::new(),
             declined => format!(
@@ -134,13 +148,20 @@ impl Beside {
         };
         if self.exact {
             return Some(format!(
-                "its next task needs {needs}, and no live worker that polls for it has that: {words}{declined}"
+                "its next task needs {needs}, and no live worker that polls for it has that: {words}{declined}{say}"
             ));
         }
         Some(format!(
             "its last published needs are {needs}, which no live worker that polls for it has ({words}); since they are \
              stale, one of them tries it after 5 s"
         ))
+    }
+}
+
+fn malformed(payload: Option<&str>) -> Option<String> {
+    match payload::read(payload?) {
+        Err(AdmissionError::Malformed { reason }) => Some(reason),
+        _ => None,
     }
 }
 
@@ -156,7 +177,7 @@ impl Polling {
             .iter()
             .map(|m| match &m.actual {
                 Some(actual) => format!("{} (has {actual})", m.field),
-                None => format!("{} (unknown)", m.field),
+                None => format!("{} {UNKNOWN}", m.field),
             })
             .collect();
         Some(format!("{} lacks {}", self.worker, lacks.join(" and ")))

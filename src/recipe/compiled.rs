@@ -1,7 +1,11 @@
 //! A recipe that has been checked: what a session walks. Every reference is resolved, every template compiled, every
 //! limit kept; nodes are numbered in document order, so that "everything after it" has a meaning.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use leasehold_actors::ports::recipe::JsonText;
 
@@ -30,6 +34,32 @@ pub struct Recipe {
     pub root: Node,
     /// How many nodes there are.
     pub nodes: usize,
+}
+
+impl Recipe {
+    /// The ops of all its tasks that are not built in: a Rust program must bring them.
+    #[must_use]
+    pub fn ops_to_bring(&self) -> BTreeSet<&str> {
+        let mut found = BTreeSet::new();
+        let mut left = vec![&self.root];
+        while let Some(node) = left.pop() {
+            left.extend(node.catch.as_deref());
+            match &node.body {
+                Body::Op { op, .. } if !is_built_in(op) => {
+                    found.insert(op.as_str());
+                }
+                Body::Op { .. } => {}
+                Body::Sequence(nodes) | Body::Parallel(nodes) => left.extend(nodes),
+                Body::States(machine) => left.extend(machine.states.iter().map(|state| &state.node)),
+                Body::Include { recipe, .. } => left.push(&recipe.root),
+            }
+        }
+        found
+    }
+}
+
+fn is_built_in(op: &str) -> bool {
+    super::grammar::ops::inputs_of(op).is_some()
 }
 
 /// A declared input.

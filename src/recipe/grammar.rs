@@ -45,6 +45,10 @@ pub(super) enum Kind {
     Literal,
     /// A list of texts.
     Texts,
+    /// A list of texts, the first of which names a program.
+    Argv,
+    /// Text that is not empty.
+    Filled,
     /// A map of texts.
     TextMap,
     /// A map of any values.
@@ -95,6 +99,16 @@ pub(super) struct Shape {
 impl Shape {
     pub(super) fn fields(&self) -> impl Iterator<Item = &'static Field> {
         self.groups.iter().flat_map(|group| group.iter())
+    }
+
+    /// One of it, in a sentence: "a node", "an input".
+    pub(super) fn one(&self) -> String {
+        let article = match self.name {
+            "needs" | "resources" => "",
+            name if name.starts_with(['a', 'e', 'i', 'o', 'u']) => "an ",
+            _ => "a ",
+        };
+        format!("{article}{}", self.name)
     }
 }
 
@@ -326,6 +340,8 @@ impl Kind {
             Self::Constant => "any value without templates".to_owned(),
             Self::Literal => "any value".to_owned(),
             Self::Texts => "a list of texts".to_owned(),
+            Self::Argv => "a list of texts: the program, then its arguments".to_owned(),
+            Self::Filled => "text that is not empty".to_owned(),
             Self::TextMap => "a map of texts".to_owned(),
             Self::Map => "a map".to_owned(),
             Self::Span => "a duration".to_owned(),

@@ -101,6 +101,8 @@ fn of_kind(kind: Kind) -> Value {
         Kind::Path => json!({ "type": "string", "minLength": 1 }),
         Kind::Word(words) => json!({ "enum": words }),
         Kind::Texts => json!({ "type": "array", "items": { "type": "string" } }),
+        Kind::Argv => json!({ "type": "array", "items": { "type": "string" }, "minItems": 1 }),
+        Kind::Filled => json!({ "type": "string", "minLength": 1 }),
         Kind::TextMap => json!({ "type": "object", "additionalProperties": { "type": "string" } }),
         Kind::Map => json!({ "type": "object" }),
         Kind::Span => json!({ "type": "string" }),

@@ -11,11 +11,11 @@ mod signal;
 mod why;
 
 use clap::Subcommand;
-use leasehold_actors::domain::JobId;
+use leasehold_actors::domain::{JobId, Namespace};
 
 pub(super) use self::show::failure_words;
 use super::{CliError, Exit};
-use crate::config::Effective;
+use crate::{config::Effective, postgres::PgStore};
 
 /// Inspect a job, read its output, act on it
 #[derive(Debug, clap::Args)]
@@ -60,10 +60,11 @@ pub(super) fn parse_id(text: &str) -> Result<JobId, String> {
     }
 }
 
-/// There is no such job, or it has no events.
-pub(super) fn no_recipe(job: JobId) -> CliError {
-    CliError::new(
-        Exit::NotFound,
-        format!("there is no recipe job {job} in this namespace; see `leasehold jobs --kind RECIPE`"),
-    )
+/// There is no such job, or it is of another kind.
+pub(super) async fn no_recipe(store: &PgStore, namespace: &Namespace, job: JobId) -> CliError {
+    let what = match store.show_job(namespace, job).await {
+        Ok(Some(other)) => format!("job {job} is a {} and no RECIPE", other.row.kind),
+        _ => format!("there is no recipe job {job} in this namespace"),
+    };
+    CliError::new(Exit::NotFound, format!("{what}; see `leasehold jobs --kind RECIPE`"))
 }

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 
 use super::super::{
     CliError, Exit,
+    follow::not_found,
     output::{self, Listing},
     steps, store,
 };
@@ -48,10 +49,12 @@ struct Task<'e> {
 pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
     let (id, namespace) = (args.id, settings.namespace());
     store::with_store(settings, async |store| {
-        let job = store.recipe_job(&namespace, id).await?.ok_or_else(|| super::no_recipe(id))?;
+        let Some(job) = store.recipe_job(&namespace, id).await? else {
+            return Err(super::no_recipe(&store, &namespace, id).await);
+        };
         let events = steps::all(&store, &namespace, id).await?;
         if args.export {
-            let shown = store.show_job(&namespace, id).await?.ok_or_else(|| super::no_recipe(id))?;
+            let shown = store.show_job(&namespace, id).await?.ok_or_else(|| not_found(id))?;
             let past = Past {
                 namespace: &namespace,
                 job: id,

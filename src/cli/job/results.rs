@@ -21,7 +21,9 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
     let (id, namespace) = (args.id, settings.namespace());
     store::with_store(settings, async |store| {
-        let job = store.recipe_job(&namespace, id).await?.ok_or_else(|| super::no_recipe(id))?;
+        let Some(job) = store.recipe_job(&namespace, id).await? else {
+            return Err(super::no_recipe(&store, &namespace, id).await);
+        };
         let events = steps::all(&store, &namespace, id).await?;
         if args.json {
             for event in &events {

@@ -41,7 +41,7 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
         let state = if store.recipe_job(&namespace, id).await?.is_some() {
             recipe(&store, args, settings).await?
         } else if args.from.is_some() {
-            return Err(super::no_recipe(id));
+            return Err(super::no_recipe(&store, &namespace, id).await);
         } else {
             match store.retry_job(&namespace, id).await? {
                 RetryAnswer::NotFound | RetryAnswer::Recipe => return Err(not_found(id)),

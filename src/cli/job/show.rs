@@ -1,10 +1,13 @@
 //! `leasehold job show`.
 
+use std::collections::BTreeMap;
+
 use leasehold_actors::{
     domain::{JobId, JobKind},
     ports::recipe::Event,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize, de::IgnoredAny};
+use serde_json::value::RawValue;
 
 use super::super::{
     CliError, Exit,
@@ -23,8 +26,11 @@ use crate::{
 
 /// Show a job with its whole lease history, and what its recipe recorded
 #[derive(Debug, clap::Args)]
-#[command(after_help = "The values that a recipe recorded are shown by `leasehold job results`.\n\n\
-                        Example: leasehold job show 42\nExample: leasehold job show 42 --json | jq .leases")]
+#[command(
+    after_help = "The values that a recipe recorded are shown by `leasehold job results`; the files that it was pinned with are in --json, under \
+                        definition.bundle.files.\n\n\
+                        Example: leasehold job show 42\nExample: leasehold job show 42 --json | jq .leases"
+)]
 pub(super) struct Args {
     /// The job's id
     #[arg(value_name = "ID", value_parser = super::parse_id)]
@@ -101,7 +107,8 @@ pub(in crate::cli) fn print(job: &JobDetail) -> Result<(), CliError> {
     fact("state", Some(row.state.to_string()));
     fact("kind", Some(row.kind.to_string()));
     fact("workflow", Some(row.workflow.clone()));
-    fact("handler", Some(row.route.clone()));
+    let route = if row.kind == JobKind::Recipe { "job type" } else { "handler" };
+    fact(route, Some(row.route.clone()));
     fact("attempt", Some(row.attempt.to_string()));
     fact("exit code", row.exit_code.map(|code| code.to_string()));
     fact("failure", row.failure.as_ref().map(failure_words));
@@ -114,7 +121,17 @@ pub(in crate::cli) fn print(job: &JobDetail) -> Result<(), CliError> {
     fact("ended", row.ended_at.map(instant));
     fact("needs", row.execution.as_ref().map(needs_words));
     fact("refused", row.admission_refused.as_ref().map(refused_words));
-    fact("definition", Some(job.definition.get().to_owned()));
+    match Pinned::of(job) {
+        // The texts of its files would hide all else; they are in --json.
+        Some(pinned) => {
+            let files = pinned.bundle.files.keys().cloned().collect::<Vec<_>>().join(", ");
+            let digest = pinned.digest.get(..12).unwrap_or(&pinned.digest);
+            fact("recipe", Some(format!("{} {digest} ({files})", pinned.recipe)));
+            fact("inputs", Some(pinned.inputs.get().to_owned()).filter(|text| text != "{}"));
+            fact("overrides", Some(pinned.require.get().to_owned()).filter(|text| text != "{}"));
+        }
+        None => fact("definition", Some(job.definition.get().to_owned())),
+    }
     fact("payload", Some(job.payload.get().to_owned()).filter(|text| text != "null"));
     fact("output", job.output.as_ref().map(|text| text.get().to_owned()));
     fact("progress", job.progress.as_ref().map(|text| text.get().to_owned()));
@@ -130,6 +147,29 @@ pub(in crate::cli) fn print(job: &JobDetail) -> Result<(), CliError> {
     }
     facts.print()?;
     leases(job)
+}
+
+/// The definition of a RECIPE job, as far as people want to see it.
+#[derive(Deserialize)]
+struct Pinned<'a> {
+    recipe: String,
+    digest: String,
+    bundle: Files,
+    #[serde(borrow)]
+    inputs: &'a RawValue,
+    #[serde(borrow)]
+    require: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct Files {
+    files: BTreeMap<String, IgnoredAny>,
+}
+
+impl<'a> Pinned<'a> {
+    fn of(job: &'a JobDetail) -> Option<Self> {
+        (job.row.kind == JobKind::Recipe).then(|| serde_json::from_str(job.definition.get()).ok()).flatten()
+    }
 }
 
 /// What it needs; where that cannot be read, why not.

@@ -46,7 +46,7 @@ pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
     store::with_store(settings, async |store| {
         let refused = |why: String| Err(CliError::new(Exit::Refused, why));
         match store.send_signal(&settings.namespace(), id, &signal).await? {
-            SignalAnswer::NotFound => Err(super::no_recipe(id)),
+            SignalAnswer::NotFound => Err(super::no_recipe(&store, &settings.namespace(), id).await),
             SignalAnswer::KeyConflict => refused(format!(
                 "job {id} has another signal with that key; use another key, or the same name and data"
             )),

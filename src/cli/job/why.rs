@@ -12,12 +12,19 @@ pub(super) struct Args {
     /// The job's id
     #[arg(value_name = "ID", value_parser = super::parse_id)]
     id: JobId,
+    /// One JSON object with the sentence
+    #[arg(long)]
+    json: bool,
 }
 
 pub(super) fn run(args: &Args, settings: &Effective) -> Result<Exit, CliError> {
     store::with_store(settings, async |store| {
         let why = store.why(&settings.namespace(), args.id).await?.ok_or_else(|| not_found(args.id))?;
-        output::line(&text::one_line(&why))?;
+        if args.json {
+            output::json(&serde_json::json!({ "job": args.id, "why": why }))?;
+        } else {
+            output::line(&text::one_line(&why))?;
+        }
         Ok(Exit::Ok)
     })
 }

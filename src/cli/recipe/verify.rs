@@ -98,7 +98,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
                 (told.path, told.ordinal) = (Some(at.path.as_str()), Some(at.ordinal));
                 (told.expected, told.found) = (Some(at.expected.as_str()), Some(at.found.as_str()));
                 format!(
-                    ": {} (record {}): recorded was {}, found is {}",
+                    ": {} (record {}): recorded: {}; found: {}",
                     at.path, at.ordinal, at.expected, at.found
                 )
             }

@@ -22,6 +22,7 @@ select s.state, s.kind::text, s.route, s.workflow, s.generation, s.attempt, s.pr
        p.language, p.execution_version, p.wake_epoch = s.epoch as waits, p.wake_signals, p.wake_children,
        p.published_at is not null as published, p.hint_epoch = s.epoch as exact, p.cpu_millis, p.memory_bytes,
        p.ephemeral_storage_bytes, p.os, p.architecture, p.variant, p.image_reference, p.image_digest, p.declined,
+       case when p.job_id is not null then (select j.payload::text from leasehold.jobs j where j.job_id = s.job_id) end as payload,
        p.refusals, p.refusal, case when p.unplaced_at = p.events then p.unplaced end as unplaced
 from leasehold.job_states s
 cross join (select clock_timestamp() as clock) now

@@ -284,6 +284,15 @@ fn a_mistake_is_told_with_file_line_and_column() {
         ("id: a\ninclude: ../b.yaml\n", "2:10: cannot include \"../b.yaml\": it lies outside"),
         ("id: a\ninclude: main.yaml\n", "2:10: a recipe cannot include itself: main.yaml -> main.yaml"),
         ("- a\n", "1:1: a recipe is a map, not a list"),
+        (
+            "id: a\nop: command\ninputs: {argv: [echo]}\n",
+            "3:16: `argv` must be an input, such as { type: string }, not a list; at the root, what its op or included \
+             recipe takes stands in `with`",
+        ),
+        (
+            "id: a\nop: b\ninputs: {n: {tipe: string}}\n",
+            "3:14: unknown key `tipe` in an input; is `type` meant?",
+        ),
         ("id: a\nop: [b]\n", "2:5: `op` must be a name, not a list"),
     ] {
         let found = mistakes(&[("main.yaml", text)]);

@@ -11,7 +11,7 @@ use crate::recipe::{
 /// Checks a value against a shape; `report` hears of every mistake.
 pub(in crate::recipe) fn check(yaml: &Yaml, shape: &'static Shape, report: &mut dyn FnMut(Place, String)) {
     if !matches!(yaml.value, Value::Map(_)) {
-        report(yaml.place, format!("a {} is a map, not {}", shape.name, yaml.kind()));
+        report(yaml.place, format!("{} is a map, not {}", shape.one(), yaml.kind()));
         return;
     }
     let mut unknown = Unknown::of(shape);
@@ -35,7 +35,7 @@ pub(super) fn missing(yaml: &Yaml, shape: &Shape, report: &mut dyn FnMut(Place, 
         let found = if chosen.is_empty() { "none".to_owned() } else { listed(&chosen) };
         report(
             yaml.place,
-            format!("a {} has exactly one of {}, not {found}", shape.name, listed(shape.one_of)),
+            format!("{} has exactly one of {}, not {found}", shape.one(), listed(shape.one_of)),
         );
     }
 }
@@ -63,13 +63,13 @@ impl Unknown {
             .min()
             .filter(|(distance, near)| *distance <= near.len() / 3);
         match near {
-            Some((_, near)) => format!("unknown key `{key}` in a {}; is `{near}` meant?", shape.name),
+            Some((_, near)) => format!("unknown key `{key}` in {}; is `{near}` meant?", shape.one()),
             None if std::mem::replace(&mut self.listed, true) => {
-                format!("unknown key `{key}` in a {}", shape.name)
+                format!("unknown key `{key}` in {}", shape.one())
             }
             None => {
                 let keys: Vec<&str> = shape.fields().map(|field| field.key).collect();
-                format!("unknown key `{key}` in a {}; there are {}", shape.name, listed(&keys))
+                format!("unknown key `{key}` in {}; there are {}", shape.one(), listed(&keys))
             }
         }
     }
@@ -148,16 +148,26 @@ pub(super) fn kind(yaml: &Yaml, field: &Field, report: &mut dyn FnMut(Place, Str
                 }
             }
         }
-        (Kind::Texts, Value::List(elements)) => {
+        (Kind::Filled, Value::Text(text)) => {
+            if text.is_empty() {
+                refuse("must not be empty".to_owned());
+            }
+        }
+        (Kind::Texts | Kind::Argv, Value::List(elements)) => {
+            if matches!(field.kind, Kind::Argv)
+                && elements.first().is_none_or(|program| program.text() == Some(""))
+            {
+                refuse("must name a program: [program, argument, …]".to_owned());
+            }
             for element in elements.iter().filter(|element| element.text().is_none()) {
-                report(element.place, format!("`{key}` holds texts, not {}: quote it", element.kind()));
+                report(element.place, format!("`{key}` holds texts, not {}: {AS_TEXT}", element.kind()));
             }
         }
         (Kind::TextMap, Value::Map(members)) => {
             for (name, value) in members.iter().filter(|(_, value)| value.text().is_none()) {
                 report(
                     value.place,
-                    format!("`{}` in `{key}` must be text, not {}: quote it", name.name, value.kind()),
+                    format!("`{}` in `{key}` must be text, not {}: {AS_TEXT}", name.name, value.kind()),
                 );
             }
         }
@@ -216,12 +226,29 @@ pub(super) fn kind(yaml: &Yaml, field: &Field, report: &mut dyn FnMut(Place, Str
         (Kind::ByName(shape), Value::Map(members)) => {
             for (key, value) in members {
                 variable(&key.name, key.place, report);
-                check(value, shape, report);
+                // At the root, what is meant for its op is easily written where its own inputs are declared.
+                if matches!(value.value, Value::Map(_)) {
+                    check(value, shape, report);
+                } else {
+                    report(
+                        value.place,
+                        format!(
+                            "`{}` must be {}, such as {{ type: string }}, not {}; at the root, what its op or \
+                             included recipe takes stands in `with`",
+                            key.name,
+                            shape.one(),
+                            value.kind()
+                        ),
+                    );
+                }
             }
         }
         (wanted, _) => refuse(format!("must be {}, not {}", wanted.described(), yaml.kind())),
     }
 }
+
+/// How any value becomes text: written out, or as what a template comes to, which keeps its type.
+const AS_TEXT: &str = "quote it, or give a template string(…), or text around it";
 
 /// The longest that a `sleep` takes, or an op waits.
 const LONGEST_SPAN: std::time::Duration = std::time::Duration::from_secs(366 * 86_400);

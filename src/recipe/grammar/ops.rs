@@ -17,7 +17,7 @@ static COMMAND: Shape = Shape {
     name: "command op",
     about: "A program in the worker's own environment.",
     groups: &[&[
-        required("argv", Kind::Texts, "The program and its arguments."),
+        required("argv", Kind::Argv, "The program and its arguments."),
         field("env", Kind::TextMap, "Variables beyond the worker's own environment."),
         field("workdir", Kind::Text, "The folder that it runs in."),
         field("log_quota_bytes", Kind::Whole(0, i64::MAX), "How much of its output is kept."),
@@ -30,7 +30,7 @@ static CONTAINER: Shape = Shape {
     name: "container op",
     about: "A container on a runtime node; its limits are what the task needs.",
     groups: &[&[
-        required("image", Kind::Text, "The image."),
+        required("image", Kind::Filled, "The image."),
         field("command", Kind::Texts, "Arguments."),
         field("entrypoint", Kind::Texts, "In the place of the image's own."),
         field("env", Kind::TextMap, "Variables."),
@@ -50,7 +50,7 @@ static HTTP: Shape = Shape {
     name: "http op",
     about: "One request, made by the worker.",
     groups: &[&[
-        required("url", Kind::Text, "Where to."),
+        required("url", Kind::Filled, "Where to."),
         field("method", Kind::Text, "GET, where it is left out."),
         field("headers", Kind::TextMap, "Headers of the request."),
         field("body", Kind::Value, "Text goes out as it is, anything else as JSON."),
@@ -71,7 +71,7 @@ static SLEEP: Shape = Shape {
 static WAIT_FOR_SIGNAL: Shape = Shape {
     name: "wait_for_signal op",
     about: "Waits for a signal, on no worker.",
-    groups: &[&[required("name", Kind::Text, "Its name.")]],
+    groups: &[&[required("name", Kind::Filled, "Its name.")]],
     one_of: &[],
 };
 
@@ -79,8 +79,8 @@ static CHILD_JOB: Shape = Shape {
     name: "child_job op",
     about: "Submits a job and waits for its end.",
     groups: &[&[
-        field("handler", Kind::Text, "A HANDLER job: the handler's name."),
-        field("workflow", Kind::Text, "A run of a workflow: its name."),
+        field("handler", Kind::Filled, "A HANDLER job: the handler's name."),
+        field("workflow", Kind::Filled, "A run of a workflow: its name."),
         field("container", Kind::Map, "A CONTAINER job: its definition."),
         field("heartbeat", Kind::Map, "A HEARTBEAT job: its definition."),
         field("payload", Kind::Value, "Its payload."),
@@ -148,7 +148,7 @@ pub(in crate::recipe) fn check_given(op: &str, inputs: &Json) -> Result<(), Stri
 
 fn check(yaml: &Yaml, shape: &'static Shape, templates: bool, report: &mut dyn FnMut(Place, String)) {
     if !matches!(yaml.value, Value::Map(_)) {
-        return report(yaml.place, format!("the inputs of a {} are a map, not {}", shape.name, yaml.kind()));
+        return report(yaml.place, format!("the inputs of {} are a map, not {}", shape.one(), yaml.kind()));
     }
     let mut unknown = Unknown::of(shape);
     for (key, value) in yaml.members() {
@@ -220,9 +220,20 @@ mod tests {
                 "{argv: [a], workdr: /}",
                 "1:13 unknown key `workdr` in a command op; is `workdir` meant?",
             ),
-            ("command", "{argv: a}", "1:8 `argv` must be a list of texts, not text"),
-            ("command", "{argv: [a, 1]}", "1:12 `argv` holds texts, not a number: quote it"),
-            ("command", "{argv: [a], env: {N: 3}}", "1:22 `N` in `env` must be text, not a number: quote it"),
+            (
+                "command",
+                "{argv: a}",
+                "1:8 `argv` must be a list of texts: the program, then its arguments, not text",
+            ),
+            ("command", "{argv: []}", "1:8 `argv` must name a program: [program, argument, …]"),
+            ("command", "{argv: ['', a]}", "1:8 `argv` must name a program"),
+            ("container", "{image: ''}", "1:9 `image` must not be empty"),
+            ("command", "{argv: [a, 1]}", "1:12 `argv` holds texts, not a number: quote it, or"),
+            (
+                "command",
+                "{argv: [a], env: {N: 3}}",
+                "1:22 `N` in `env` must be text, not a number: quote it, or",
+            ),
             ("command", "{argv: [a], timeout: 0s}", "1:22 `timeout` must be a duration such as"),
             ("http", "{url: u, expected_status: [200, 99]}", "1:33 `expected_status` holds whole numbers"),
             (
@@ -232,7 +243,7 @@ mod tests {
             ),
             ("sleep", "{for: soon}", "1:7 `for` must be a duration such as"),
             ("sleep", "{for: 1.5}", "1:7 `for` must be a whole number of seconds"),
-            ("wait_for_signal", "{name: 3}", "1:8 `name` must be text, not a number"),
+            ("wait_for_signal", "{name: 3}", "1:8 `name` must be text that is not empty, not a number"),
             ("child_job", "{handler: a, workflow: b}", "1:1 a child_job op has exactly one of"),
             ("child_job", "{handler: a, on_parent_end: keep}", "1:29 `on_parent_end` must be one of"),
         ] {

@@ -22,7 +22,7 @@ pub struct SecretPlace {
 
 /// A secret that this worker was not given.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no secret {name:?} here; start the worker with --secret {name}=FILE")]
+#[error("there is no secret {name:?} here; start every worker of these recipes with --secret {name}=FILE")]
 pub struct MissingSecret {
     /// Its name.
     pub name: String,

@@ -238,6 +238,8 @@ async fn a_supplied_lease_ends_in_every_way_with_its_own_exit_code() {
     let next = bed.folder.path("next.lease");
     let small = ["lease", "acquire", "--lease-file", &next, "--compatible-with", "memory=8Gi"];
     assert!(bed.leasehold.run(&small).refused(4).contains("nothing to acquire"));
+    let silent = ["lease", "acquire", "--lease-file", &next];
+    assert!(bed.leasehold.run(&silent).refused(4).contains("only with --compatible-with or --job"));
     let this = [&small[..], &["--job", &job]].concat();
     assert!(bed.leasehold.run(&this).refused(4).contains("16Gi"));
     let (again, file) = bed.acquire(&["--compatible-with", "memory=16Gi"]);

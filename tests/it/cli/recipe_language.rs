@@ -107,7 +107,8 @@ fn a_good_recipe_is_checked_with_all_that_it_includes() {
     assert_eq!(said.code, 0, "{said:?}");
     let lines: Vec<&str> = said.out.lines().collect();
     assert!(
-        lines[0].ends_with("main.yaml: ok, 3 nodes") && lines[1].ends_with("part.yaml: ok, 1 node"),
+        lines[0].ends_with("main.yaml: ok, 3 nodes; not built in, a worker must bring: a")
+            && lines[1].ends_with("part.yaml: ok, 1 node; not built in, a worker must bring: a"),
         "{said:?}"
     );
     let told = Leasehold::bare().run(&["recipe", "check", "--json", &folder.path("main.yaml")]).json();
@@ -115,6 +116,7 @@ fn a_good_recipe_is_checked_with_all_that_it_includes() {
         (told["ok"].as_bool(), told["nodes"].as_u64(), told["id"].as_str()),
         (Some(true), Some(3), Some("main"))
     );
+    assert_eq!(told["ops_to_bring"], serde_json::json!(["a"]));
     let digest = told["digest"].as_str().unwrap().to_owned();
     fs::write(folder.path("lib/part.yaml"), "id: part\ninputs: {n: {type: integer}}\nop: b\n").unwrap();
     let told = Leasehold::bare().run(&["recipe", "check", "--json", &folder.path("main.yaml")]).json();
@@ -126,7 +128,7 @@ fn mistakes_are_told_with_file_line_and_column_and_exit_code_2() {
     let folder = Folder::with(&[
         ("main.yaml", "id: main\nsequence:\n  - {id: one, include: lib/part.yaml}\n"),
         ("lib/part.yaml", "id: part\nop: a\ntimeout: soon\nwit: {}\n"),
-        ("good.yaml", "id: good\nop: a\n"),
+        ("good.yaml", "id: good\nop: sleep\nwith: { for: 1s }\n"),
     ]);
     let (main, good) = (folder.path("main.yaml"), folder.path("good.yaml"));
     let said = Leasehold::bare().run(&["recipe", "check", &main, &good]);

@@ -146,6 +146,9 @@ async fn a_recipe_moves_to_a_worker_that_has_what_it_found_out_to_need() {
     assert!(event["at"].is_string() && event.get("output").is_none(), "{event}");
     let shown = leasehold.run(&["job", "show", "1"]).out;
     assert!(shown.contains("cpu=500m,memory=16Gi (handoff)") && shown.contains("OUTCOME"), "{shown}");
+    assert!(shown.contains("(memory.yaml)") && !shown.contains("execution_needs"), "{shown}");
+    let why = leasehold.run(&["job", "why", "1", "--json"]).json();
+    assert_eq!((&why["job"], why["why"].as_str().unwrap().contains(lacks)), (&1.into(), true), "{why}");
     let big = ["--allow-commands", "--allocation-cpu", "8", "--allocation-memory", "32Gi"];
     let _big = Worker::start(&leasehold, "big", &big);
     let said = Said::of(wait(run, PATIENCE, &["run"]));
@@ -391,7 +394,12 @@ async fn a_failed_recipe_is_reopened_at_its_failure_or_from_a_path() {
     let shown = leasehold.run(&["job", "show", &id, "--json"]).json();
     assert_eq!(shown["reopened"].as_array().unwrap().len(), 2);
     let other = leasehold.run(&["job", "retry", "77", "--from", "a"]);
-    assert_eq!(other.code, 4, "{other:?}");
+    assert!(other.code == 4 && other.err.contains("there is no recipe job 77"), "{other:?}");
+    let probe = leasehold.run(&["submit", "--http", "http://127.0.0.1:9/"]).out;
+    for verb in ["results", "replay"] {
+        let said = leasehold.run(&["job", verb, probe.trim()]);
+        assert!(said.refused(4).contains("is a HEARTBEAT and no RECIPE"), "{said:?}");
+    }
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
@@ -405,8 +413,8 @@ async fn inputs_that_break_a_registered_schema_are_refused_at_submission() {
     let schema = file(r#"{"properties": {"size": {"maximum": 10}}}"#);
     let register =
         |file: &Recipe| leasehold.run(&["schema", "register", "--route", "recipe", "--input", file.path()]);
-    assert_eq!(register(&schema).out, "recipe registered\n");
-    assert_eq!(register(&schema).out, "recipe unchanged\n");
+    assert_eq!(register(&schema).out, "recipe registered; inputs: its schema, output: anything\n");
+    assert_eq!(register(&schema).out, "recipe unchanged; inputs: its schema, output: anything\n");
     let listed = leasehold.run(&["schema", "list", "--json"]).json();
     assert_eq!(
         (&listed["job_type"], &listed["op"], &listed["output"]),

@@ -290,7 +290,16 @@ async fn why_names_what_a_recipe_waits_for_and_what_it_needs() {
         why.contains("its next task needs memory=16Gi, and no live worker that polls for it has that: w1 lacks memory (unknown)"),
         "{why}"
     );
-    assert!(why.ends_with(r#"; declined it: {"memory":"2Gi"}"#), "{why}");
+    let end = r#"; declined it: {"memory":"2Gi"}; workers say what they have with --allocation-…"#;
+    assert!(why.ends_with(end), "{why}");
+    // A client that writes what cannot be read is told before any worker has refused it.
+    client
+        .execute("update leasehold.jobs set payload = '{\"execution\": {\"version\": 1, \"gpu\": 1}}'", &[])
+        .await
+        .unwrap();
+    let why = store.why(&namespace(), job).await.unwrap().expect("the job exists");
+    assert!(why.contains("no worker will admit it") && why.contains("gpu"), "{why}");
+    client.execute("update leasehold.jobs set payload = 'null'", &[]).await.unwrap();
     // What a worker says of itself is for people, and decides what they are told.
     let say = async |status: &str| {
         client.execute("update leasehold.workers set status = $1::text::json", &[&status]).await.unwrap();
