@@ -134,7 +134,8 @@ impl World {
                 format!("workflow {workflow} is serial, and a run of it waits for this child"),
             ));
         }
-        if self.line(authority.job).count() > MAX_CHILD_DEPTH as usize {
+        let above = self.line(authority.job).count();
+        if i64::try_from(above).unwrap_or(i64::MAX) > MAX_CHILD_DEPTH {
             return Err(refused(
                 "too_deep",
                 format!("{MAX_CHILD_DEPTH} jobs stand above this child already, which is the most"),
