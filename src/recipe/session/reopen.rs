@@ -178,7 +178,7 @@ fn resolve(recipe: &Recipe, standing: &[Arc<Event>], asked: &str) -> Result<Stri
     let wanted: Vec<&str> = asked.split('/').collect();
     let is = |part: &str, given: &str| part == given || part == order::id(given);
     let own = wanted.last().is_some_and(|last| last.starts_with('@'));
-    let found = |exact: bool| {
+    let found = |wanted: &[&str], exact: bool| {
         standing.iter().find_map(|event| {
             let mut parts = event.path.split('/');
             let begins: Option<Vec<&str>> = wanted
@@ -188,10 +188,12 @@ fn resolve(recipe: &Recipe, standing: &[Arc<Event>], asked: &str) -> Result<Stri
             begins.map(|begins| begins.join("/"))
         })
     };
-    if let Some(path) = found(true).or_else(|| found(false)).filter(|_| !own) {
+    if let Some(path) = found(&wanted, true).or_else(|| found(&wanted, false)).filter(|_| !own) {
         return Ok(path);
     }
-    if !own && order::node(recipe, asked).is_some() {
+    // With a visit or an attempt that there never was beside others that there were, it is a slip.
+    let bare: Vec<&str> = wanted.iter().map(|part| order::id(part)).collect();
+    if !own && order::node(recipe, asked).is_some() && found(&bare, false).is_none() {
         return Err(Refused::Unrecorded);
     }
     let mut paths = BTreeSet::new();

@@ -177,10 +177,19 @@ pub(super) fn compile(expression: &str, names: &dyn Names) -> Result<Term, Strin
         // Only the first: the others mostly follow from it.
         errors.errors.first().map_or_else(
             || "cannot be parsed".to_owned(),
-            |error| format!("{} (character {})", error.msg, error.pos.1.max(1)),
+            |error| format!("{} (character {})", words(&error.msg), error.pos.1.max(1)),
         )
     })?;
     Compiler { names, slots: Vec::new() }.term(&parsed)
+}
+
+/// What the parser says; of a text that it cannot read it shows its own insides.
+fn words(said: &str) -> &str {
+    if said.starts_with("invalid string literal: ") || said.starts_with("invalid bytes literal: ") {
+        "a text in quotes has an escape that is none, is cut off, or is no character"
+    } else {
+        said
+    }
 }
 
 struct Compiler<'a> {

@@ -59,6 +59,14 @@ fn an_error_quotes_no_more_than_200_characters_of_an_expression() {
 }
 
 #[test]
+fn a_text_with_a_broken_escape_is_told_in_words() {
+    for text in [r#"${{ "\ud800" }}"#, r#"${{ "\U00110000" }}"#] {
+        let error = Template::compile(text, &trial()).expect_err(text);
+        assert!(error.contains("escape") && !error.contains("Invalid"), "{text}: {error}");
+    }
+}
+
+#[test]
 fn a_condition_is_true_or_false_and_nothing_else() {
     let trial = trial();
     let holds = |text: &str| Template::compile(text, &trial).expect(text).holds(&trial);

@@ -265,6 +265,13 @@ sequence:
     assert!(matches!(&unknown, ReopenError::UnknownPath { near, .. } if near[0] == "fetch!1"), "{unknown}");
     assert!(matches!(refused("@timeout").await, ReopenError::UnknownPath { .. }));
     assert!(matches!(refused("late").await, ReopenError::Unrecorded { .. }));
+    for slip in ["fetch!9", "fetch!0", "fetch#3!1"] {
+        let unknown = refused(slip).await;
+        assert!(
+            matches!(&unknown, ReopenError::UnknownPath { near, .. } if !near.is_empty()),
+            "{slip}: {unknown}"
+        );
+    }
     assert_eq!(bed.log(job).await.len(), 2, "nothing was written");
     let missing = bed.try_reopen(JobId(99), None).await.expect("it answers");
     assert_eq!(missing, ReopenAnswer::NotFound);
