@@ -6,4 +6,6 @@ alter table leasehold.task_containers
     add column input_hash text,
     add column attempt integer,
     -- The names of the secrets that its program was given.
-    add column secrets text[];
+    add column secrets text[],
+    -- The most bytes of its output that are stored, where the task says so.
+    add column log_quota_bytes bigint;

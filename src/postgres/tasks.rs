@@ -28,7 +28,7 @@ static PLACE_TASK: Sql = sql!(
     "place_task",
     [
         INT8, UUID, TEXT, TEXT, UUID, TEXT, TEXT, INT8, INT8, TEXT, TEXT_ARRAY, TEXT, TEXT, TEXT, INT4,
-        TEXT_ARRAY
+        TEXT_ARRAY, INT8
     ]
 );
 static ATTACH_TASK: Sql = sql!("attach_task", [INT8, UUID, TEXT, TEXT, UUID, TEXT, TEXT, TEXT]);
@@ -100,6 +100,7 @@ impl Verb for PlaceTask {
                     &occurrence.input_hash,
                     &occurrence.attempt,
                     &occurrence.secrets,
+                    &occurrence.log_quota_bytes,
                 ],
             )
             .await
@@ -283,6 +284,7 @@ struct Told {
     input_hash: Option<String>,
     attempt: Option<i32>,
     secrets: Option<Vec<String>>,
+    log_quota: Option<i64>,
     lost: bool,
 }
 
@@ -293,6 +295,7 @@ impl Told {
             input_hash: self.input_hash.clone()?,
             attempt: self.attempt?,
             secrets: self.secrets.clone()?,
+            log_quota_bytes: self.log_quota,
         })
     }
 }

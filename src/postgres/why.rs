@@ -161,10 +161,13 @@ impl Facts {
         }
         if let Some(task) = self.recipe.as_ref().and_then(Beside::unplaced) {
             let why = self.no_node().unwrap_or_else(|| {
-                format!("none of {} has that", plural(self.usable_nodes, "usable runtime node"))
+                format!(
+                    "none of {} had that and a free slot",
+                    plural(self.usable_nodes, "usable runtime node")
+                )
             });
             return format!(
-                "there is no runtime node for {task}: {why}; it is looked for again at {}",
+                "no runtime node was found for {task}: {why}; it is looked for again at {}",
                 time(self.due_at)
             );
         }

@@ -136,6 +136,7 @@ impl LeaseActor {
             Recovered::NotStarted => (Told::End(given_back("not_started")), None),
             Recovered::NotNow { reason } => (self.put_off(&reason), None),
             Recovered::NoRoom => (Told::Postpone(jitter::about(PUT_OFF.0)), None),
+            Recovered::NotHere { reason } => (self.leave_to_others(&reason), None),
             Recovered::Run(_) | Recovered::Stopped => return None,
         };
         if let Some(recovery) = &mut self.recovery {
@@ -186,6 +187,14 @@ impl LeaseActor {
         let delay = jitter::about(pending.clamp(PUT_OFF.0, PUT_OFF.1)).clamp(PUT_OFF.0, PUT_OFF.1);
         tracing::warn!(job = %self.job(), epoch = %self.epoch(), reason, again_in = ?delay,
             "cleanup pending: the recovery is put off");
+        Told::Postpone(delay)
+    }
+
+    /// Another worker may be able to: not for longer, the longer it goes on, since whose turn it is then is by chance.
+    fn leave_to_others(&self, reason: &str) -> Told {
+        let delay = jitter::about(PUT_OFF.0);
+        tracing::warn!(job = %self.job(), epoch = %self.epoch(), reason, again_in = ?delay,
+            "the recovery is left to a worker that can do it");
         Told::Postpone(delay)
     }
 

@@ -43,6 +43,8 @@ pub struct TaskOccurrence {
     /// The names of the secrets that its program was given, in order: whoever reads its output must know them, to blot
     /// them out.
     pub secrets: Vec<String>,
+    /// The most bytes of its output that are stored, where it says so.
+    pub log_quota_bytes: Option<i64>,
 }
 
 /// The answer to [`LeaseStore::place_task`](super::LeaseStore::place_task).

@@ -14,7 +14,10 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use super::run::{FIRST_WAIT, LAST_WAIT, Run};
+use super::{
+    run::{FIRST_WAIT, LAST_WAIT, Run},
+    task::HeldBack,
+};
 use crate::{
     domain::{ContainerId, ContainerSpec, TaskKey},
     error::Applied,
@@ -123,7 +126,7 @@ pub(super) struct LogPump<'a> {
     stored: [u64; 2],
     pieces: Vec<Piece>,
     /// The end of each stream that may be the beginning of something that is not to be shown.
-    held_back: [BytesMut; 2],
+    held_back: [HeldBack; 2],
     /// When the first of the pieces was read.
     since: Option<Instant>,
     /// Bytes that may still be stored.
@@ -175,7 +178,7 @@ impl<'a> LogPump<'a> {
             taken: [0; 2],
             stored: [run.stored.stdout, run.stored.stderr],
             pieces: Vec::new(),
-            held_back: [BytesMut::new(), BytesMut::new()],
+            held_back: Default::default(),
             since: None,
             room,
             dropped: [0; 2],
@@ -310,19 +313,11 @@ impl<'a> LogPump<'a> {
         self.taken[index] += data.len() as u64;
         if let Some(task) = &self.run.task {
             task.hears(chunk.stream, &data);
-        }
-        let old = self.stored[index].saturating_sub(first_byte);
-        let old = usize::try_from(old).unwrap_or(usize::MAX).min(data.len());
-        if old > 0 {
-            data = data.slice(old..);
-            first_byte += old as u64;
-        }
-        if let Some(task) = &self.run.task {
-            let held = &mut self.held_back[index];
-            first_byte -= held.len() as u64;
-            held.extend_from_slice(&data);
-            let shown = task.redact(held);
-            data = held.split_to(shown).freeze();
+            if let Some(redact) = task.redact() {
+                let held = &mut self.held_back[index];
+                first_byte -= held.len() as u64;
+                data = held.take(&data, redact);
+            }
         }
         self.account(chunk.stream, first_byte, &data);
         let waiting: usize = self.pieces.iter().map(|piece| piece.data.len()).sum();
@@ -333,17 +328,20 @@ impl<'a> LogPump<'a> {
     /// What was held back turned out to be nothing special.
     fn let_go(&mut self) {
         for (index, stream) in [LogStream::Stdout, LogStream::Stderr].into_iter().enumerate() {
-            let data = std::mem::take(&mut self.held_back[index]);
-            if !data.is_empty() {
-                let first_byte = self.taken[index] - data.len() as u64;
-                self.account(stream, first_byte, &data);
-            }
+            let held = &mut self.held_back[index];
+            let Some(redact) = self.run.task.as_ref().and_then(|task| task.redact()) else { continue };
+            let first_byte = self.taken[index] - held.len() as u64;
+            let data = held.rest(redact);
+            self.account(stream, first_byte, &data);
         }
     }
 
     /// Keeps what there is room for.
-    fn account(&mut self, stream: LogStream, first_byte: u64, data: &[u8]) {
+    fn account(&mut self, stream: LogStream, mut first_byte: u64, mut data: &[u8]) {
         let index = usize::from(stream == LogStream::Stderr);
+        let old = self.stored[index].saturating_sub(first_byte);
+        let old = usize::try_from(old).unwrap_or(usize::MAX).min(data.len());
+        (first_byte, data) = (first_byte + old as u64, &data[old..]);
         let kept = usize::try_from(self.room).unwrap_or(usize::MAX).min(data.len());
         self.room -= kept as u64;
         self.dropped[index] += (data.len() - kept) as u64;

@@ -103,11 +103,6 @@ impl TaskRecovery {
             None => Ok((results, occurrence)),
         }
     }
-
-    /// Nobody can record its result any more, and it is no use waiting for somebody who can.
-    fn is_untold_for_good(&self) -> bool {
-        self.container.occurrence.is_none()
-    }
 }
 
 /// The container's run could go on under the new lease.
@@ -142,6 +137,11 @@ pub enum Recovered {
     NotStarted,
     /// It cannot be recovered now.
     NotNow {
+        /// Why, for people.
+        reason: String,
+    },
+    /// It can be recovered, but not by this worker.
+    NotHere {
         /// Why, for people.
         reason: String,
     },
@@ -206,7 +206,11 @@ pub(super) async fn recover(node: Arc<Node>, message: RecoverContainer) -> Recov
     let (fleet, at) = (node.settings.fleet, &node.placement.node);
     let planned = match task.as_ref().map(|task| &task.container) {
         Some(task) => {
-            let (named, spec) = ((&task.task, task.path.as_str()), ContainerSpec::default());
+            let log_quota_bytes = task.occurrence.as_ref().and_then(|occurrence| occurrence.log_quota_bytes);
+            let (named, spec) = (
+                (&task.task, task.path.as_str()),
+                ContainerSpec { log_quota_bytes, ..ContainerSpec::default() },
+            );
             Ok(plan::plan_of_task(fleet, at, &takeover.grant, task.epoch, named, spec, Vec::new()))
         }
         None => plan::plan_of_claim(fleet, at, &takeover.grant, takeover.claim_epoch),
@@ -278,11 +282,17 @@ impl Recovery {
         Ok(Next::Done(Recovered::CleanedUp))
     }
 
+    /// Whether the recovery is put off for as long as the result of the task cannot be recorded: not where nobody ever
+    /// can, and not where nobody needs it.
+    fn waits_for_its_record(&self, task: &TaskRecovery) -> bool {
+        !self.last_time && task.container.occurrence.is_some() && !self.takeover.cancel_requested
+    }
+
     /// Records what a task's container came to. Otherwise why this is to be tried later.
     async fn record(&self, task: &TaskRecovery, outcome: WorkOutcome) -> Result<Option<String>, Trouble> {
         let (job, path) = (self.takeover.grant.authority.job, &task.container.path);
         let not_recorded = |reason: String| {
-            if !self.last_time && !task.is_untold_for_good() {
+            if self.waits_for_its_record(task) {
                 return Some(format!("{path}: {reason}"));
             }
             tracing::warn!(%job, path, reason, "the result of a task of a lost lease is not recorded: it runs anew");
@@ -293,7 +303,7 @@ impl Recovery {
             Err(reason) => return Ok(not_recorded(reason)),
         };
         let output = self.run.task.as_ref().map(|task| task.take_output()).unwrap_or_default();
-        if !output.complete && !self.last_time {
+        if !output.complete && self.waits_for_its_record(task) {
             return Ok(not_recorded("its output could not be read to its end".to_owned()));
         }
         self.may_act()?;
@@ -476,12 +486,11 @@ impl Recovery {
         let verdict = verdict(&Exit { status, outage: false });
         let is_its_own =
             !matches!(&verdict.outcome, WorkOutcome::Failed(failure) if failure.kind == FailureKind::System);
-        if let Some(task) = self.task.as_ref().filter(|_| is_its_own && !self.last_time)
+        if let Some(task) = self.task.as_ref().filter(|task| is_its_own && self.waits_for_its_record(task))
             && let Err(reason) = task.telling()
-            && !task.is_untold_for_good()
         {
             let reason = format!("{}: {reason}", task.container.path);
-            return Ok(Next::Done(Recovered::NotNow { reason }));
+            return Ok(Next::Done(Recovered::NotHere { reason }));
         }
         self.collect(id, verdict.remark.as_deref()).await?;
         let afterwards = self.removal(id);

@@ -10,6 +10,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use bytes::{Bytes, BytesMut};
+
 use super::{
     Node, NodeRunSettings,
     guard::KillSwitch,
@@ -27,9 +29,49 @@ use crate::{
 /// Of standard error, the end of at most this many bytes is remembered.
 const TAIL: usize = 16 * 1024;
 
-/// Blots out of a piece of output what must not be shown, without changing its length, and says how many bytes of it
-/// can be shown now: the rest may be the beginning of more of that.
-pub type Redact = Arc<dyn Fn(&mut [u8]) -> usize + Send + Sync>;
+/// Blots out of a piece of output what must not be shown, without changing its length. It is told how many bytes at the
+/// beginning belong to something that began before them and must not be shown, and whether the output ends here. It
+/// says how many bytes can be shown now (the rest may be the beginning of more, and is given again, as it was printed,
+/// with what follows) and how many behind these belong to something that began among them.
+pub type Redact = Arc<dyn Fn(&mut [u8], usize, bool) -> (usize, usize) + Send + Sync>;
+
+/// The end of a stream that may be the beginning of something that is not to be shown.
+#[derive(Debug, Default)]
+pub struct HeldBack {
+    bytes: BytesMut,
+    begun: usize,
+}
+
+impl HeldBack {
+    /// How many bytes are held back.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether nothing is held back.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Takes a piece, and gives what can be shown of what is held back and of it.
+    pub fn take(&mut self, piece: &[u8], redact: &Redact) -> Bytes {
+        self.bytes.extend_from_slice(piece);
+        self.let_go(redact, false)
+    }
+
+    /// Gives the rest: nothing comes after it.
+    pub fn rest(&mut self, redact: &Redact) -> Bytes {
+        self.let_go(redact, true)
+    }
+
+    fn let_go(&mut self, redact: &Redact, last: bool) -> Bytes {
+        let (shown, begun) = redact(&mut self.bytes, self.begun, last);
+        self.begun = begun;
+        self.bytes.split_to(shown.min(self.bytes.len())).freeze()
+    }
+}
 
 /// A container to run for a task.
 pub struct TaskRun {
@@ -164,8 +206,8 @@ impl OfTask {
         self.output().hears(stream, data);
     }
 
-    pub(super) fn redact(&self, data: &mut [u8]) -> usize {
-        self.redact.as_ref().map_or(data.len(), |redact| redact(data).min(data.len()))
+    pub(super) fn redact(&self) -> Option<&Redact> {
+        self.redact.as_ref()
     }
 
     pub(super) fn output_is_over(&self, complete: bool) {

@@ -3,7 +3,7 @@
 -- look again: the longer it has been like that with nothing recorded between, the later.
 -- $1 job   $2 token   $3 namespace   $4 worker   $5 process   $6 task   $7 path   $8 cpu   $9 memory   $10 os
 -- $11 architectures, as engines name them   $12 what is needed, in words   its occurrence: $13 op, $14 input hash, $15 attempt,
--- $16 names of secrets
+-- $16 names of secrets, $17 the most bytes of output
 with held as materialized (
     -- In key share mode: tasks are placed side by side, renewals go on meanwhile, an end or a takeover waits for us.
     select l.job_id, l.claim_epoch
@@ -50,8 +50,8 @@ with held as materialized (
     returning node_id
 ), placed as (
     insert into leasehold.task_containers (job_id, task, namespace, path, epoch, node_id, node_incarnation, node_endpoint,
-        node_engine_id, op, input_hash, attempt, secrets)
-    select h.job_id, $6, $3, $7, h.claim_epoch, f.node_id, f.incarnation, f.endpoint, f.engine_id, $13, $14, $15, $16
+        node_engine_id, op, input_hash, attempt, secrets, log_quota_bytes)
+    select h.job_id, $6, $3, $7, h.claim_epoch, f.node_id, f.incarnation, f.endpoint, f.engine_id, $13, $14, $15, $16, $17
     from held h cross join free f join slot s on s.node_id = f.node_id
 ), noted as (
     update leasehold.recipes r

@@ -26,7 +26,8 @@ left join lateral (
     select json_agg(json_build_object(
                'task', c.task, 'path', c.path, 'epoch', c.epoch, 'node', c.node_id, 'incarnation', c.node_incarnation,
                'endpoint', c.node_endpoint, 'engine', c.node_engine_id, 'container', c.container_id,
-               'op', c.op, 'input_hash', c.input_hash, 'attempt', c.attempt, 'secrets', c.secrets, 'lost', case when n.node_id is null then true
+               'op', c.op, 'input_hash', c.input_hash, 'attempt', c.attempt, 'secrets', c.secrets,
+               'log_quota', c.log_quota_bytes, 'lost', case when n.node_id is null then true
                             when n.engine_id is distinct from c.node_engine_id then
                                 n.incarnated_at + n.lost_after_ms * interval '1 millisecond' <= clock_timestamp()
                             else least(n.unhealthy_since, n.heartbeat_at) + n.lost_after_ms * interval '1 millisecond'

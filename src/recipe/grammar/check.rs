@@ -254,7 +254,10 @@ const AS_TEXT: &str = "quote it, or give a template string(…), or text around 
 const LONGEST_SPAN: std::time::Duration = std::time::Duration::from_secs(366 * 86_400);
 
 fn span(text: &str, zero: bool) -> Result<(), String> {
-    let bad = || Err("must be a duration such as 30s, 5m or 2h, at most 366 days".to_owned());
+    let bad = || {
+        let least = if zero { "" } else { " longer than zero" };
+        Err(format!("must be a duration{least} such as 30s, 5m or 2h, at most 366 days"))
+    };
     match humantime::parse_duration(text) {
         Ok(span) if span <= LONGEST_SPAN && (zero || !span.is_zero()) => Ok(()),
         _ => bad(),

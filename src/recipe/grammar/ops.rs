@@ -234,7 +234,7 @@ mod tests {
                 "{argv: [a], env: {N: 3}}",
                 "1:22 `N` in `env` must be text, not a number: quote it, or",
             ),
-            ("command", "{argv: [a], timeout: 0s}", "1:22 `timeout` must be a duration such as"),
+            ("command", "{argv: [a], timeout: 0s}", "1:22 `timeout` must be a duration longer than zero"),
             ("http", "{url: u, expected_status: [200, 99]}", "1:33 `expected_status` holds whole numbers"),
             (
                 "http",

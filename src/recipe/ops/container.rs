@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use leasehold_actors::{
     domain::{ContainerSpec, FailureKind, PullPolicy, TaskKey},
-    ports::{NodeNeeds, Placement, TaskPlace, TaskPlaced, recipe::JsonText},
+    ports::{NodeNeeds, Placement, TaskOccurrence, TaskPlace, TaskPlaced, recipe::JsonText},
     runtime_node_actor::task::{TaskEnded, TaskNodes, TaskOutput, TaskRun},
     work::{LeaseCallError, LeaseContext, PartStop, StopReason, WorkOutcome},
 };
@@ -80,7 +80,7 @@ impl Op for ContainerOp {
             return Err(TaskError::system("no_lease", "a container runs under a lease only"));
         };
         let key = task_key(&task.path);
-        let placement = self.place(&task, lease, &key).await?;
+        let placement = self.place(&task, lease, &key, spec.log_quota_bytes).await?;
         let (why, ended) = self.drive(&task, lease, &key, placement, spec, limit).await;
         give_back(lease, &key).await;
         conclude(&self.secrets, why, limit, ended)
@@ -88,7 +88,13 @@ impl Op for ContainerOp {
 }
 
 impl ContainerOp {
-    async fn place(&self, task: &Task, lease: &LeaseContext, key: &TaskKey) -> Result<Placement, TaskError> {
+    async fn place(
+        &self,
+        task: &Task,
+        lease: &LeaseContext,
+        key: &TaskKey,
+        log_quota_bytes: Option<i64>,
+    ) -> Result<Placement, TaskError> {
         let place = TaskPlace {
             task: key.clone(),
             path: task.path.clone(),
@@ -97,7 +103,7 @@ impl ContainerOp {
                 memory_bytes: task.needs.memory_bytes,
                 platform: task.needs.platform.clone(),
             },
-            occurrence: task.context.occurrence().clone(),
+            occurrence: TaskOccurrence { log_quota_bytes, ..task.context.occurrence().clone() },
         };
         let stopped = || TaskError::system("stopped", "it had to end before it had a runtime node");
         let mut wait = FIRST_RETRY;

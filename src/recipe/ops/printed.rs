@@ -13,7 +13,7 @@ use leasehold_actors::{
     ports::{LogBatch, LogStream},
     runtime_node_actor::{
         logs::{Journal, Stored, append},
-        task::Redact,
+        task::{HeldBack, Redact},
     },
     work::LeaseContext,
 };
@@ -149,7 +149,7 @@ struct Log {
     /// Of standard output and standard error: how far they have been read, …
     read: [u64; 2],
     /// … the end that may be the beginning of something that is not to be shown, …
-    held_back: [BytesMut; 2],
+    held_back: [HeldBack; 2],
     /// … and what was not kept.
     dropped: [u64; 2],
     batches: Vec<(LogStream, u64, BytesMut)>,
@@ -195,9 +195,7 @@ impl Log {
             }
         }
         for (index, stream) in [LogStream::Stdout, LogStream::Stderr].into_iter().enumerate() {
-            let rest = std::mem::take(&mut self.held_back[index]);
-            let first_byte = self.read[index] - rest.len() as u64;
-            self.keep(stream, first_byte, &rest);
+            self.let_go(index, stream);
         }
         if self.flush().await == Stored::Fenced {
             return;
@@ -214,22 +212,28 @@ impl Log {
         let index = usize::from(piece.stream == LogStream::Stderr);
         self.gathered += piece.length;
         self.room.extend(piece.room);
-        let held = &mut self.held_back[index];
-        let first_byte = self.read[index] - held.len() as u64;
+        let Some(data) = &piece.data else {
+            // What follows is no continuation of what is held back.
+            self.let_go(index, piece.stream);
+            self.read[index] += piece.length as u64;
+            self.dropped[index] += piece.length as u64;
+            return;
+        };
+        let first_byte = self.read[index] - self.held_back[index].len() as u64;
         self.read[index] += piece.length as u64;
-        let shown = match &piece.data {
-            Some(data) => {
-                held.extend_from_slice(data);
-                let shown = self.redact.as_ref().map_or(held.len(), |redact| redact(held).min(held.len()));
-                held.split_to(shown)
-            }
-            None => {
-                self.dropped[index] += piece.length as u64;
-                // What follows is no continuation of it.
-                std::mem::take(held)
-            }
+        let shown = match &self.redact {
+            Some(redact) => self.held_back[index].take(data, redact),
+            None => data.clone(),
         };
         self.keep(piece.stream, first_byte, &shown);
+    }
+
+    /// Keeps what was held back: it is not the beginning of anything.
+    fn let_go(&mut self, index: usize, stream: LogStream) {
+        let Some(redact) = &self.redact else { return };
+        let first_byte = self.read[index] - self.held_back[index].len() as u64;
+        let rest = self.held_back[index].rest(redact);
+        self.keep(stream, first_byte, &rest);
     }
 
     /// Keeps what there is room for.

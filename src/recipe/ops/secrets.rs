@@ -4,7 +4,7 @@
 //! Masked is the value itself, each line of 8 bytes or more of a value of several lines, and either as part of a JSON
 //! string. What an op *derives* from a value (a hash, base64) is not known here and is not masked.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt, path::Path, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, fmt, ops::Range, path::Path, sync::Arc};
 
 use leasehold_actors::runtime_node_actor::task::Redact;
 
@@ -112,16 +112,21 @@ impl Secrets {
         &self.variables
     }
 
-    /// A text with every value masked.
+    /// A text with every value masked; where values overlap, all that they cover.
     #[must_use]
     pub fn mask<'t>(&self, text: &'t str) -> Cow<'t, str> {
-        let mut shown = Cow::Borrowed(text);
-        for pattern in &self.patterns {
-            if shown.contains(pattern.as_str()) {
-                shown = Cow::Owned(shown.replace(pattern.as_str(), MASK));
-            }
+        let covered = covered(&self.patterns, text.as_bytes());
+        if covered.is_empty() {
+            return Cow::Borrowed(text);
         }
-        shown
+        let (mut shown, mut from) = (String::with_capacity(text.len()), 0);
+        for span in covered {
+            shown.push_str(&text[from..span.start]);
+            shown.push_str(MASK);
+            from = span.end;
+        }
+        shown.push_str(&text[from..]);
+        Cow::Owned(shown)
     }
 
     /// Blots values out of a program's output, which comes in pieces, without changing its length. None without secrets.
@@ -139,7 +144,7 @@ impl Secrets {
         if patterns.is_empty() {
             return None;
         }
-        Some(Arc::new(move |data: &mut [u8]| blot(&patterns, data)))
+        Some(Arc::new(move |data: &mut [u8], begun, last| blot(&patterns, data, begun, last)))
     }
 
     /// JSON text with every value masked that stands in a string or is a number; all other bytes stay as they are.
@@ -173,26 +178,46 @@ impl Secrets {
     }
 }
 
-/// Puts stars over every pattern, and tells how many bytes come before what may be the beginning of one.
-fn blot(patterns: &[Vec<u8>], data: &mut [u8]) -> usize {
-    let mut unfinished = 0;
-    for pattern in patterns {
-        let mut at = 0;
-        while at + pattern.len() <= data.len() {
-            if data[at..].starts_with(pattern) {
-                data[at..at + pattern.len()].fill(b'*');
-                at += pattern.len();
-            } else {
-                at += 1;
-            }
+/// What values cover, in order. Those that overlap are one.
+fn covered<P: AsRef<[u8]>>(patterns: &[P], data: &[u8]) -> Vec<Range<usize>> {
+    let mut found: Vec<Range<usize>> = Vec::new();
+    for pattern in patterns.iter().map(AsRef::as_ref) {
+        let begins = |at: &usize| data[*at] == pattern[0] && data[*at..].starts_with(pattern);
+        let last = (data.len() + 1).saturating_sub(pattern.len());
+        found.extend((0..last).filter(begins).map(|at| at..at + pattern.len()));
+    }
+    found.sort_by_key(|span| span.start);
+    let mut merged: Vec<Range<usize>> = Vec::new();
+    for span in found {
+        match merged.last_mut() {
+            Some(before) if span.start < before.end => before.end = before.end.max(span.end),
+            _ => merged.push(span),
         }
     }
-    for pattern in patterns {
+    merged
+}
+
+/// Puts stars over every value in what can be shown: all but the longest end that may be the beginning of one, which is
+/// judged by what was printed, since stars begin nothing.
+fn blot(patterns: &[Vec<u8>], data: &mut [u8], begun: usize, last: bool) -> (usize, usize) {
+    let mut unfinished = 0;
+    for pattern in patterns.iter().filter(|_| !last) {
         let longest = (pattern.len() - 1).min(data.len());
-        let begun = (unfinished + 1..=longest).rev().find(|length| data.ends_with(&pattern[..*length]));
-        unfinished = begun.unwrap_or(unfinished);
+        let begins = (unfinished + 1..=longest).rev().find(|length| data.ends_with(&pattern[..*length]));
+        unfinished = begins.unwrap_or(unfinished);
     }
-    data.len() - unfinished
+    let shown = data.len() - unfinished;
+    let before = 0..begun.min(data.len());
+    // Each by itself, since only what begins in the shown part reaches out of it.
+    let spans = patterns.iter().flat_map(|pattern| covered(std::slice::from_ref(pattern), data));
+    let mut reaches = shown.max(before.end);
+    let spans: Vec<Range<usize>> = spans.chain([before]).filter(|span| span.start < shown).collect();
+    for span in spans {
+        reaches = reaches.max(span.end);
+        let end = span.end.min(shown);
+        data[span.start..end].fill(b'*');
+    }
+    (shown, reaches - shown)
 }
 
 /// How many bytes the first token of JSON text has: a string, a number, or a run of anything else.
@@ -272,26 +297,54 @@ mod tests {
         }
     }
 
-    /// However the output is cut into pieces, no piece that is let go shows a value or a part of one, and every byte
-    /// keeps its place.
+    /// However the output is cut into pieces, what is let go is the same as if it came at once: also where one value is
+    /// the beginning of another one, a line of it, or overlaps it.
     #[test]
     fn values_are_blotted_out_of_output_that_comes_in_pieces() {
-        let secrets = secrets(&[("A", "hunter2-hunter2"), ("B", "pass\"word")]);
+        let key = "line-one-aaaa\npin12\nline-three-bbb\n";
+        let values = [
+            ("A", "hunter2-hunter2"),
+            ("B", "pass\"word"),
+            ("USER", "admin"),
+            ("LOGIN", "admin:hunter22xx"),
+            ("SIGN", "xxadmi"),
+            ("MIN", "minister"),
+            ("KEY", key),
+        ];
+        let secrets = secrets(&values);
         let redact = secrets.redact().expect("there are secrets");
-        let text = "a hunter2-hunter2 b {\"k\":\"pass\\\"word\"} pass\"word hunter2-hunt";
-        let blotted = "a *************** b {\"k\":\"**********\"} ********* hunter2-hunt";
-        for size in 1..text.len() {
-            let (mut held, mut shown) = (Vec::new(), Vec::new());
-            for piece in text.as_bytes().chunks(size) {
-                held.extend_from_slice(piece);
-                let safe = redact(&mut held);
-                shown.extend(held.drain(..safe));
-                let so_far = String::from_utf8_lossy(&shown);
-                assert!(!so_far.contains("hunt") && !so_far.contains("pass"), "{size}: {so_far}");
+        for (text, blotted) in [
+            ("a hunter2-hunter2 b {\"k\":\"pass\\\"word\"} pass\"word hunter2-hunt", None),
+            ("admin:hunter22xx", Some("****************")),
+            ("admin:hunter22", Some("*****:hunter22")),
+            ("admin", Some("*****")),
+            ("say xxadmin:hunter22xxadmin", Some("say ***********************")),
+            ("administer", Some("**********")),
+            ("administ", Some("*****ist")),
+            ("line-one-aaaa\npin12\nline-three-bbb\n.", Some("***********************************.")),
+            ("line-one-aaaa\npin12\nline-", Some("*************\npin12\nline-")),
+            ("xxxxxxadmi", Some("xxxx******")),
+        ] {
+            let blotted =
+                blotted.unwrap_or("a *************** b {\"k\":\"**********\"} ********* hunter2-hunt");
+            for size in 1..=text.len() {
+                let (mut held, mut shown, mut begun) = (Vec::new(), Vec::new(), 0);
+                let pieces = text.len().div_ceil(size);
+                for (n, piece) in text.as_bytes().chunks(size).enumerate() {
+                    held.extend_from_slice(piece);
+                    let safe;
+                    (safe, begun) = redact(&mut held, begun, n + 1 == pieces);
+                    shown.extend(held.drain(..safe));
+                    assert!(
+                        blotted.as_bytes().starts_with(&shown),
+                        "{size}: {}",
+                        String::from_utf8_lossy(&shown)
+                    );
+                }
+                assert_eq!(String::from_utf8(shown).unwrap(), blotted, "{size}");
             }
-            shown.extend_from_slice(&held);
-            assert_eq!(String::from_utf8(shown).unwrap(), blotted, "{size}");
         }
+        assert_eq!(secrets.mask("say xxadmin:hunter22xxadmin administer"), "say *** ***");
         assert!(Secrets::default().redact().is_none());
     }
 

@@ -120,6 +120,7 @@ impl Session {
                 input_hash: hash.to_owned(),
                 attempt,
                 secrets: input.secret_names(),
+                log_quota_bytes: None,
             };
             match self.run_task(admitted, &needs, occurrence, input, path, strand).await {
                 Ok(ran) => break ran,

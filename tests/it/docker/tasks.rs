@@ -311,7 +311,7 @@ async fn a_task_without_a_node_that_fits_waits_for_one() {
     bench.worker("arm", &["--allocation-platform", "linux/arm64"]);
     let platform = json!({ "platform": "linux/arm64" });
     let job = bench.submit(&json!({ "id": "arm", "execution": platform, "sequence": [script("x", "true")] }));
-    let said = why(&bench, job, "none of 1 usable runtime node has that").await;
+    let said = why(&bench, job, "none of 1 usable runtime node had that").await;
     assert!(said.contains("platform=linux/arm64") && said.contains("looked for again at"), "{said}");
     bench.leasehold.run(&["job", "cancel", &job.to_string()]);
     assert_eq!(bench.ended(job).await["state"], "CANCELED");

@@ -82,7 +82,7 @@ const STATEMENTS: [(&str, &str, &str); 30] = [
         "place_task",
         include_str!("../../../src/postgres/sql/place_task.sql"),
         "1, gen_random_uuid(), 'default', 'w', gen_random_uuid(), 'k', 'path', 1000, 1000, 'linux', '{amd64}', 'words',
-         'op', 'h', 1, '{}'",
+         'op', 'h', 1, '{}', 1000",
     ),
     (
         "attach_task",

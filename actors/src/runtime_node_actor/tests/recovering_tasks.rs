@@ -39,9 +39,9 @@ impl TaskResults for Notes {
 
     fn redact(&self) -> Option<Redact> {
         // `x` stands for a secret.
-        Some(Arc::new(|data: &mut [u8]| {
+        Some(Arc::new(|data: &mut [u8], _, _| {
             data.iter_mut().filter(|byte| **byte == b'x').for_each(|byte| *byte = b'*');
-            data.len()
+            (data.len(), 0)
         }))
     }
 
@@ -100,6 +100,7 @@ impl Lost {
                 input_hash: "0f".repeat(32),
                 attempt: 2,
                 secrets: vec!["KNOWN".to_owned()],
+                log_quota_bytes: None,
             }),
         };
         let notes = Notes { recorded: Mutex::default(), answer: Ok(()), engine: bed.engine.clone() };
@@ -233,13 +234,13 @@ async fn output_that_may_show_an_unknown_secret_is_left_to_a_worker_that_knows_i
     let occurrence = lost.container.occurrence.as_mut().expect("it is told");
     occurrence.secrets.push("TOKEN".to_owned());
     let found = lost.recovered(false).await;
-    let Recovered::NotNow { reason } = &found else { panic!("{found:?}") };
+    let Recovered::NotHere { reason } = &found else { panic!("{found:?}") };
     assert!(reason.contains("no secret TOKEN"), "{reason}");
     assert!(lost.recorded().is_empty() && !lost.is_removed());
     assert_eq!(lost.bed.engine.count(Call::Mark), 0);
     let found = lost.recovered_by(None, false).await;
     assert!(
-        matches!(&found, Recovered::NotNow { reason } if reason.contains("runs no recipes")),
+        matches!(&found, Recovered::NotHere { reason } if reason.contains("runs no recipes")),
         "{found:?}"
     );
     // Nobody has come.
@@ -247,6 +248,32 @@ async fn output_that_may_show_an_unknown_secret_is_left_to_a_worker_that_knows_i
     assert!(lost.recorded().is_empty() && lost.is_removed());
     assert_eq!(lost.bed.text(LogStream::Stdout), "");
     assert!(lost.remarks().contains("no secret TOKEN"), "{}", lost.remarks());
+}
+
+/// Nobody needs the result of a job that is to be cancelled: it is not kept waiting for it.
+#[tokio::test(start_paused = true)]
+async fn the_result_of_a_cancelled_job_is_waited_for_by_nobody() {
+    let mut lost = Lost::running(talks()).await.ended(0).await;
+    lost.container.occurrence.as_mut().expect("it is told").secrets.push("TOKEN".to_owned());
+    let mut takeover = (*lost.taken.takeover).clone();
+    takeover.cancel_requested = true;
+    lost.taken.takeover = Arc::new(takeover);
+    assert_cleaned_up(&lost.recovered(false).await);
+    assert!(lost.recorded().is_empty() && lost.is_removed());
+}
+
+/// As while its worker lived.
+#[tokio::test(start_paused = true)]
+async fn the_rest_of_an_output_is_stored_up_to_its_quota() {
+    let mut lost = Lost::running(talks()).await.ended(0).await;
+    lost.container.occurrence.as_mut().expect("it is told").log_quota_bytes = Some(10);
+    assert_cleaned_up(&lost.recovered(false).await);
+    let all: usize =
+        [LogStream::Stdout, LogStream::Stderr].map(|stream| lost.bed.stored(stream).len()).iter().sum();
+    assert_eq!(all, 10);
+    assert!(lost.remarks().contains("the limit of 10 bytes"), "{}", lost.remarks());
+    let recorded = lost.recorded();
+    assert_eq!(recorded[0].output.last_line.text, b"{\"n\": 7}", "the result is read whole");
 }
 
 /// One that has no result anyway is cleaned up by anybody.

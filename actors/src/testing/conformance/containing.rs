@@ -23,6 +23,7 @@ fn occurrence(path: &str) -> TaskOccurrence {
         input_hash: "0f".repeat(32),
         attempt: 3,
         secrets: vec!["A".to_owned(), path.to_owned()],
+        log_quota_bytes: (path != "b").then_some(3 << 40),
     }
 }
 

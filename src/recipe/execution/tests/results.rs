@@ -31,7 +31,7 @@ fn container(path: &str) -> TaskContainer {
 
 fn occurrence(input: &str, attempt: i32) -> TaskOccurrence {
     let (op, input_hash) = ("work".to_owned(), input_hash("work", input));
-    TaskOccurrence { op, input_hash, attempt, secrets: vec!["TOKEN".to_owned()] }
+    TaskOccurrence { op, input_hash, attempt, secrets: vec!["TOKEN".to_owned()], log_quota_bytes: None }
 }
 
 fn exit(code: i32, stdout: &str, stderr: &str) -> TaskEnded {

@@ -91,7 +91,7 @@ async fn a_supplied_lease_waits_without_a_process_where_no_node_fits_and_leaves_
     assert!(line["waiting"]["time"].is_string() && line["waiting"].as_object().unwrap().len() == 1, "{line}");
     assert_eq!((bench.results(job), bench.slots().await), (vec![], 0), "nothing has begun");
     let why = bench.leasehold.run(&["job", "why", &job.to_string()]).out;
-    assert!(why.contains("none of 1 usable runtime node has that") && why.contains("memory=512Ti"), "{why}");
+    assert!(why.contains("none of 1 usable runtime node had that") && why.contains("memory=512Ti"), "{why}");
     // And once more, when its time has come.
     let file = bench.acquire(job).await;
     assert_eq!(ended(bench.run_with_lease(job, &file)).1["outcome"], "waiting");
