@@ -14,13 +14,15 @@
 //! | dead, being removed | removed by force; a loss |
 //!
 //! The container of a recipe's task is recovered by the same table, and removed whatever is found. If it has ended by
-//! itself, its end is recorded as the task's result under the new lease first ([`TaskResults`]); otherwise the task
+//! itself, its end is recorded as the task's result under the new lease first (`of_task`); otherwise the task
 //! runs anew.
 //!
 //! Only the engine that is stored with the job is ever asked. Every step may be repeated, by this process or another
 //! one, and output goes on from what is stored; so a recovery may break off anywhere.
 
-use std::{fmt, sync::Arc, time::Duration};
+mod of_task;
+
+use std::{sync::Arc, time::Duration};
 
 use actix::Message;
 use tokio::{
@@ -28,15 +30,15 @@ use tokio::{
     time::timeout,
 };
 
+pub use self::of_task::TaskRecovery;
 use super::{
     Node,
     exit::{Exit, verdict},
     guard::KillSwitch,
     logs::{Journal, LogPump},
     plan,
-    results::{NotRecorded, TaskResults},
     run::{FIRST_WAIT, LAST_WAIT, Patience, Run, is_passing},
-    task::{OfTask, TaskEnded},
+    task::OfTask,
     watch::is_over,
 };
 use crate::{
@@ -44,7 +46,6 @@ use crate::{
     error::{EngineError, EngineErrorKind},
     ports::{
         ContainerEngine, ContainerState, ContainerStatus, LogOffsets, RuntimeStanding, StoredLogs, Takeover,
-        TaskContainer, TaskOccurrence,
     },
     work::{LeaseCallError, LeaseContext, WorkOutcome},
 };
@@ -76,33 +77,6 @@ pub struct RecoverContainer {
     pub last_time: bool,
     /// Asked when the container could be followed on instead of being stopped.
     pub adopts: oneshot::Sender<Adoption>,
-}
-
-/// The task of a recipe whose container is recovered.
-#[derive(Clone)]
-pub struct TaskRecovery {
-    /// What the store tells of it.
-    pub container: TaskContainer,
-    /// Who can record its result; none in a process that runs no recipes.
-    pub results: Option<Arc<dyn TaskResults>>,
-}
-
-impl fmt::Debug for TaskRecovery {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.container.fmt(f)
-    }
-}
-
-impl TaskRecovery {
-    /// Who can record its result, and as what; or why its output is not to be read here.
-    fn telling(&self) -> Result<(&Arc<dyn TaskResults>, &TaskOccurrence), String> {
-        let occurrence = self.container.occurrence.as_ref().ok_or("an older release has started it")?;
-        let results = self.results.as_ref().ok_or("this process runs no recipes")?;
-        match results.unknown(&occurrence.secrets) {
-            Some(name) => Err(format!("this worker has no secret {name}, which its output may show")),
-            None => Ok((results, occurrence)),
-        }
-    }
 }
 
 /// The container's run could go on under the new lease.
@@ -258,66 +232,6 @@ pub(super) async fn recover(node: Arc<Node>, message: RecoverContainer) -> Recov
 }
 
 impl Recovery {
-    /// Of a task nothing is left to be reported by its job's end: what is known of it is recorded now, and then its
-    /// container is removed.
-    async fn settle(&self, task: &TaskRecovery, found: Recovered) -> Result<Next, Trouble> {
-        let (job, path) = (self.takeover.grant.authority.job, &task.container.path);
-        let left = match found {
-            Recovered::Ended { outcome, .. } => {
-                if let Some(reason) = self.record(task, outcome).await? {
-                    return Ok(Next::Done(Recovered::NotNow { reason }));
-                }
-                self.container.as_ref()
-            }
-            Recovered::Lost { ref message, ref afterwards } => {
-                tracing::info!(%job, path, found = message, "a task of a lost lease runs anew");
-                self.container.as_ref().filter(|_| afterwards.is_some())
-            }
-            Recovered::NotStarted => None,
-            found => return Ok(Next::Done(found)),
-        };
-        if let Some(id) = left {
-            self.remove(id).await?;
-        }
-        Ok(Next::Done(Recovered::CleanedUp))
-    }
-
-    /// Whether the recovery is put off for as long as the result of the task cannot be recorded: not where nobody ever
-    /// can, and not where nobody needs it.
-    fn waits_for_its_record(&self, task: &TaskRecovery) -> bool {
-        !self.last_time && task.container.occurrence.is_some() && !self.takeover.cancel_requested
-    }
-
-    /// Records what a task's container came to. Otherwise why this is to be tried later.
-    async fn record(&self, task: &TaskRecovery, outcome: WorkOutcome) -> Result<Option<String>, Trouble> {
-        let (job, path) = (self.takeover.grant.authority.job, &task.container.path);
-        let not_recorded = |reason: String| {
-            if self.waits_for_its_record(task) {
-                return Some(format!("{path}: {reason}"));
-            }
-            tracing::warn!(%job, path, reason, "the result of a task of a lost lease is not recorded: it runs anew");
-            None
-        };
-        let (results, occurrence) = match task.telling() {
-            Ok(telling) => telling,
-            Err(reason) => return Ok(not_recorded(reason)),
-        };
-        let output = self.run.task.as_ref().map(|task| task.take_output()).unwrap_or_default();
-        if !output.complete && self.waits_for_its_record(task) {
-            return Ok(not_recorded("its output could not be read to its end".to_owned()));
-        }
-        self.may_act()?;
-        let ended = TaskEnded { outcome, output };
-        match results.record(&self.run.lease, &task.container, occurrence, ended).await {
-            Ok(()) => {
-                tracing::info!(%job, path, "the result of a task of a lost lease is recorded");
-                Ok(None)
-            }
-            Err(NotRecorded::Lost) => Err(Trouble::Stop),
-            Err(NotRecorded::NotNow { reason }) => Ok(not_recorded(reason)),
-        }
-    }
-
     async fn clean_up(&self) -> Result<Next, Trouble> {
         if self.runtime == RuntimeStanding::Unavailable {
             return self.last_attempt().await;
